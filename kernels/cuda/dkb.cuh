@@ -1,0 +1,530 @@
+// Primitives of kernel plans. One source serves the GPU and, with DKB_HOST, the CPU, where a block has one
+// thread. Generated sources use these and nothing below them: no thread or warp intrinsics, no mutable
+// globals, no unguarded division.
+//
+// Conventions: `rows` are u64; a missing row or slot is DKB_NONE; row links are u32 row + 1, 0 for none.
+
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef __int128 i128;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned __int128 u128;
+typedef double f64;
+
+// A piece of text: bytes that the kernel does not own.
+struct Str {
+  const u8* ptr;
+  u32 len;
+};
+
+static_assert(sizeof(u64) == 8 && sizeof(i128) == 16 && sizeof(Str) == 16, "sizes the runtime relies on");
+
+#define DKB_NONE (~0ull)
+
+// Error codes of flags[1].
+enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
+
+// ---------------------------------------------------------------- rows and atomics
+
+#ifdef DKB_HOST
+
+#define DKB_FN static inline
+#define DKB_MEMBER inline
+#define DKB_ROWS(i, n)                                                                            \
+  for (u64 i = u64(u128(n) * dkb_block / dkb_blocks), i##_end = u64(u128(n) * (dkb_block + 1) / dkb_blocks); \
+       i < i##_end; ++i)
+
+template <class T> DKB_FN T load(const T* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+template <class T> DKB_FN void store(T* p, T v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+template <class T> DKB_FN T atomic_cas(T* p, T expected, T desired) {
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+template <class T> DKB_FN T atomic_exchange(T* p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL); }
+DKB_FN u32 atomic_add(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DKB_FN u64 atomic_add(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DKB_FN void atomic_or(u32* p, u32 v) { __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }
+template <class T> DKB_FN void atomic_min(T* p, T v) {
+  for (T old = load(p); v < old;) {
+    T seen = atomic_cas(p, old, v);
+    if (seen == old) return;
+    old = seen;
+  }
+}
+template <class T> DKB_FN void atomic_max(T* p, T v) {
+  for (T old = load(p); v > old;) {
+    T seen = atomic_cas(p, old, v);
+    if (seen == old) return;
+    old = seen;
+  }
+}
+template <class T> DKB_FN T block_sum(T v) { return v; }
+template <class T> DKB_FN T block_min(T v) { return v; }
+template <class T> DKB_FN T block_max(T v) { return v; }
+DKB_FN bool block_leader() { return true; }
+
+#else
+
+#define DKB_FN static __device__ __forceinline__
+#define DKB_MEMBER __device__ __forceinline__
+#define DKB_ROWS(i, n)                                                  \
+  for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
+       i += u64(gridDim.x) * blockDim.x)
+
+template <class T> DKB_FN T load(const T* p) {
+  T v = *(const volatile T*)p;
+  __threadfence();
+  return v;
+}
+template <class T> DKB_FN void store(T* p, T v) {
+  __threadfence();
+  *(volatile T*)p = v;
+}
+DKB_FN u32 atomic_cas(u32* p, u32 expected, u32 desired) { return atomicCAS(p, expected, desired); }
+DKB_FN u64 atomic_cas(u64* p, u64 expected, u64 desired) { return atomicCAS(p, expected, desired); }
+DKB_FN u32 atomic_exchange(u32* p, u32 v) { return atomicExch(p, v); }
+DKB_FN u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
+DKB_FN u64 atomic_add(u64* p, u64 v) { return atomicAdd(p, v); }
+DKB_FN void atomic_or(u32* p, u32 v) { atomicOr(p, v); }
+DKB_FN void atomic_min(u32* p, u32 v) { atomicMin(p, v); }
+DKB_FN void atomic_min(i32* p, i32 v) { atomicMin(p, v); }
+DKB_FN void atomic_min(u64* p, u64 v) { atomicMin(p, v); }
+DKB_FN void atomic_min(i64* p, i64 v) { atomicMin(p, v); }
+DKB_FN void atomic_max(u32* p, u32 v) { atomicMax(p, v); }
+DKB_FN void atomic_max(i32* p, i32 v) { atomicMax(p, v); }
+DKB_FN void atomic_max(u64* p, u64 v) { atomicMax(p, v); }
+DKB_FN void atomic_max(i64* p, i64 v) { atomicMax(p, v); }
+
+DKB_FN i64 shuffle_xor(i64 v, int lanes) { return __shfl_xor_sync(~0u, v, lanes); }
+DKB_FN u64 shuffle_xor(u64 v, int lanes) { return __shfl_xor_sync(~0u, v, lanes); }
+DKB_FN f64 shuffle_xor(f64 v, int lanes) { return __shfl_xor_sync(~0u, v, lanes); }
+DKB_FN i128 shuffle_xor(i128 v, int lanes) {
+  u64 low = __shfl_xor_sync(~0u, u64(v), lanes);
+  u64 high = __shfl_xor_sync(~0u, u64(u128(v) >> 64), lanes);
+  return i128(u128(high) << 64 | low);
+}
+
+// Combines one value a thread over the block; all threads take part, thread 0 has the result.
+template <class T, class F> DKB_FN T block_reduce(T v, F combine) {
+  __shared__ T partial[32];
+  for (int lanes = 16; lanes > 0; lanes /= 2) v = combine(v, shuffle_xor(v, lanes));
+  int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  if (threadIdx.x % 32 == 0) partial[warp] = v;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int w = 1; w < warps; ++w) v = combine(v, partial[w]);
+  __syncthreads();
+  return v;
+}
+template <class T> DKB_FN T block_sum(T v) {
+  return block_reduce(v, [](T a, T b) { return a + b; });
+}
+template <class T> DKB_FN T block_min(T v) {
+  return block_reduce(v, [](T a, T b) { return a < b ? a : b; });
+}
+template <class T> DKB_FN T block_max(T v) {
+  return block_reduce(v, [](T a, T b) { return a > b ? a : b; });
+}
+DKB_FN bool block_leader() { return threadIdx.x == 0; }
+
+#endif
+
+DKB_FN void atomic_add(i64* p, i64 v) { atomic_add((u64*)p, u64(v)); }
+
+// 128 bits as two words: the low word's old value tells whether it carried.
+DKB_FN void atomic_add(i128* p, i128 v) {
+  u64* word = (u64*)p;
+  u64 low = u64(v), high = u64(u128(v) >> 64);
+  if (low != 0 && atomic_add(word, low) + low < low) high += 1;
+  if (high != 0) atomic_add(word + 1, high);
+}
+
+// Doubles through their bits: one loop serves sum, minimum and maximum.
+template <class F> DKB_FN void atomic_f64(f64* p, F next) {
+  u64* word = (u64*)p;
+  u64 old = load(word);
+  for (;;) {
+    f64 now;
+    memcpy(&now, &old, 8);
+    f64 wanted = next(now);
+    u64 bits;
+    memcpy(&bits, &wanted, 8);
+    if (bits == old) return;
+    u64 seen = atomic_cas(word, old, bits);
+    if (seen == old) return;
+    old = seen;
+  }
+}
+DKB_FN void atomic_add(f64* p, f64 v) {
+  atomic_f64(p, [=](f64 now) { return now + v; });
+}
+DKB_FN void atomic_min(f64* p, f64 v) {
+  atomic_f64(p, [=](f64 now) { return v < now ? v : now; });
+}
+DKB_FN void atomic_max(f64* p, f64 v) {
+  atomic_f64(p, [=](f64 now) { return v > now ? v : now; });
+}
+
+// Folds one value a thread into one cell; all threads of the block take part.
+template <class T> DKB_FN void block_add(T* cell, T v) {
+  v = block_sum(v);
+  if (block_leader() && v != T(0)) atomic_add(cell, v);
+}
+template <class T> DKB_FN void block_min(T* cell, T v) {
+  v = block_min(v);
+  if (block_leader()) atomic_min(cell, v);
+}
+template <class T> DKB_FN void block_max(T* cell, T v) {
+  v = block_max(v);
+  if (block_leader()) atomic_max(cell, v);
+}
+
+// Sums for a handful of groups, held in registers: the group is selected by comparison, not by indexing, so
+// that the array stays out of memory.
+template <int GROUPS, class T> struct FewSums {
+  T sum[GROUPS];
+  DKB_MEMBER FewSums() {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) sum[g] = T(0);
+  }
+  DKB_MEMBER void add(u64 group, T v) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) sum[g] += u64(g) == group ? v : T(0);
+  }
+  DKB_MEMBER void flush(T* cells) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) block_add(cells + g, sum[g]);
+  }
+};
+
+// ---------------------------------------------------------------- flags
+
+// Reports that assumption `k` of the plan does not hold.
+DKB_FN void refute(u32* flags, u32 k) { atomic_or(flags, 1u << k); }
+
+// Reports an error of the query itself.
+DKB_FN void fail(u32* flags, u32 code) { atomic_max(flags + 1, code); }
+
+// ---------------------------------------------------------------- rows appended to buffers
+
+// The next free row; at or past the capacity the caller must not write it.
+DKB_FN u64 append(u64* counter) { return atomic_add(counter, 1ull); }
+
+// Rows that were really written.
+DKB_FN u64 filled(const u64* counter, u64 capacity) { return *counter < capacity ? *counter : capacity; }
+
+// ---------------------------------------------------------------- bitmaps
+
+DKB_FN void bit_set(u32* words, u64 bits, u64 k) {
+  if (k < bits && !(load(words + k / 32) >> (k % 32) & 1)) atomic_or(words + k / 32, 1u << (k % 32));
+}
+DKB_FN bool bit_test(const u32* words, u64 bits, u64 k) { return k < bits && (words[k / 32] >> (k % 32) & 1); }
+
+// ---------------------------------------------------------------- hash tables (open addressing, slots a power of two)
+
+// A longer probe sequence than this means that the table is too small.
+#define DKB_PROBES 1024
+
+DKB_FN u64 hash64(u64 x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdull;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ull;
+  return x ^ x >> 33;
+}
+
+// Key words of a multi-word key: its hash.
+template <int W> DKB_FN u64 hash_words(const u64 (&key)[W]) {
+  u64 h = 0;
+  for (int w = 0; w < W; ++w) h = hash64(h * 31 + key[w]);
+  return h;
+}
+
+// Which of `parts` shards a hashed key belongs to. Uses other bits than the slot does.
+DKB_FN bool in_part(u64 hash, u64 part, u64 parts) { return parts == 1 || (hash >> 40) % parts == part; }
+
+// Counts a key that found no slot, so that the runtime enlarges the table and starts over.
+DKB_FN u64 hash_full(u64* counter, u64 slots) {
+  atomic_max(counter, slots + 1);
+  return DKB_NONE;
+}
+
+// The slot of a one-word key, claimed if new. Key 0 marks an empty slot: keys are biased by the caller.
+DKB_FN u64 hash_insert(u64* keys, u64 slots, u64* counter, u64 key) {
+  u64 slot = hash64(key) & (slots - 1);
+  for (int probe = 0; probe < DKB_PROBES; ++probe, slot = (slot + 1) & (slots - 1)) {
+    u64 found = load(keys + slot);
+    if (found == 0) {
+      found = atomic_cas(keys + slot, 0ull, key);
+      if (found == 0) {
+        atomic_add(counter, 1ull);
+        return slot;
+      }
+    }
+    if (found == key) return slot;
+  }
+  return hash_full(counter, slots);
+}
+
+// The slot of a one-word key, or DKB_NONE.
+DKB_FN u64 hash_find(const u64* keys, u64 slots, u64 key) {
+  u64 slot = hash64(key) & (slots - 1);
+  for (int probe = 0; probe < DKB_PROBES; ++probe, slot = (slot + 1) & (slots - 1)) {
+    u64 found = keys[slot];
+    if (found == key) return slot;
+    if (found == 0) return DKB_NONE;
+  }
+  return DKB_NONE;
+}
+
+// The slot of a key of W words, claimed if new. `state` is 0 for empty, 1 while the key is being written, 2 when
+// it can be read.
+template <int W> DKB_FN u64 hash_insert(u32* state, u64* keys, u64 slots, u64* counter, const u64 (&key)[W]) {
+  u64 slot = hash_words(key) & (slots - 1);
+  for (int probe = 0; probe < DKB_PROBES; ++probe, slot = (slot + 1) & (slots - 1)) {
+    u32 seen = load(state + slot);
+    if (seen == 0) {
+      seen = atomic_cas(state + slot, 0u, 1u);
+      if (seen == 0) {
+        for (int w = 0; w < W; ++w) keys[slot * W + w] = key[w];
+        store(state + slot, 2u);
+        atomic_add(counter, 1ull);
+        return slot;
+      }
+    }
+    while (seen != 2) seen = load(state + slot);
+    bool same = true;
+    for (int w = 0; w < W; ++w) same &= *(const volatile u64*)(keys + slot * W + w) == key[w];
+    if (same) return slot;
+  }
+  return hash_full(counter, slots);
+}
+
+// The slot of a key of W words, or DKB_NONE.
+template <int W> DKB_FN u64 hash_find(const u32* state, const u64* keys, u64 slots, const u64 (&key)[W]) {
+  u64 slot = hash_words(key) & (slots - 1);
+  for (int probe = 0; probe < DKB_PROBES; ++probe, slot = (slot + 1) & (slots - 1)) {
+    if (state[slot] == 0) return DKB_NONE;
+    bool same = true;
+    for (int w = 0; w < W; ++w) same &= keys[slot * W + w] == key[w];
+    if (same) return slot;
+  }
+  return DKB_NONE;
+}
+
+// ---------------------------------------------------------------- rows linked by key
+
+// Links `row` in front of the rows of its key. Returns whether the key had rows already.
+DKB_FN bool link_row(u32* heads, u64 slot, u32* next, u64 row) {
+  u32 before = atomic_exchange(heads + slot, u32(row + 1));
+  next[row] = before;
+  return before != 0;
+}
+
+// Makes `row` the only row of its key. Returns whether the key had one already.
+DKB_FN bool link_only(u32* heads, u64 slot, u64 row) { return atomic_exchange(heads + slot, u32(row + 1)) != 0; }
+
+// First row link of a slot, 0 for none.
+DKB_FN u32 first_link(const u32* heads, u64 slots, u64 slot) { return slot < slots ? heads[slot] : 0; }
+
+// ---------------------------------------------------------------- arithmetic
+
+DKB_FN i128 power10(int n) {
+  i128 p = 1;
+  for (int k = 0; k < n; ++k) p *= 10;
+  return p;
+}
+
+// Decimal division as SQL engines do it: the numerator scaled by `scale`, truncated. NULL never gets here.
+DKB_FN i128 decimal_div(i128 a, i128 b, i128 scale, u32* flags) {
+  if (b == 0) {
+    fail(flags, DKB_DIVISION);
+    return 0;
+  }
+  const i128 limit = i128(~u128(0) >> 1) / scale;
+  if (a > limit || a < -limit) {
+    fail(flags, DKB_OVERFLOW);
+    return 0;
+  }
+  return a * scale / b;
+}
+
+// Integer division and remainder that fail instead of trapping.
+template <class T> DKB_FN T int_div(T a, T b, u32* flags) {
+  if (b == 0) {
+    fail(flags, DKB_DIVISION);
+    return 0;
+  }
+  if (b == -1) return T(0) - a;
+  return a / b;
+}
+template <class T> DKB_FN T int_mod(T a, T b, u32* flags) {
+  if (b == 0) {
+    fail(flags, DKB_DIVISION);
+    return 0;
+  }
+  return b == -1 ? T(0) : a % b;
+}
+
+// Reduces a decimal's scale by the power of ten `by`, rounding half away from zero.
+DKB_FN i128 round_scale(i128 a, i128 by) {
+  i128 half = by / 2;
+  return (a >= 0 ? a + half : a - half) / by;
+}
+
+// Fails unless |a| < limit (10^precision); otherwise a.
+DKB_FN i128 within(i128 a, i128 limit, u32* flags) {
+  if (a >= limit || a <= -limit) fail(flags, DKB_OVERFLOW);
+  return a;
+}
+
+DKB_FN i128 checked_mul(i128 a, i128 b, u32* flags) {
+  if (a == 0 || b == 0) return 0;
+  i128 product = i128(u128(a) * u128(b));
+  if (product / b != a) fail(flags, DKB_OVERFLOW);
+  return product;
+}
+
+// ---------------------------------------------------------------- dates
+
+struct Civil {
+  i32 year, month, day;
+};
+
+// Days since 1970-01-01 to the proleptic Gregorian calendar, by 400-year eras that begin in March.
+DKB_FN Civil civil(i64 days) {
+  i64 shifted = days + 719468;
+  i64 era = (shifted >= 0 ? shifted : shifted - 146096) / 146097;
+  u32 day_of_era = u32(shifted - era * 146097);
+  u32 year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
+  u32 day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+  u32 march_month = (5 * day_of_year + 2) / 153;
+  Civil c;
+  c.day = i32(day_of_year - (153 * march_month + 2) / 5 + 1);
+  c.month = march_month < 10 ? i32(march_month) + 3 : i32(march_month) - 9;
+  c.year = i32(i64(year_of_era) + era * 400) + (c.month <= 2);
+  return c;
+}
+DKB_FN i64 year_of(i64 days) { return civil(days).year; }
+DKB_FN i64 month_of(i64 days) { return civil(days).month; }
+DKB_FN i64 day_of(i64 days) { return civil(days).day; }
+
+// ---------------------------------------------------------------- text
+
+DKB_FN Str text_at(const u32* offsets, const u8* bytes, u64 i) {
+  Str s = {bytes + offsets[i], offsets[i + 1] - offsets[i]};
+  return s;
+}
+
+// -1, 0 or 1, bytewise.
+DKB_FN int compare(Str a, Str b) {
+  u32 n = a.len < b.len ? a.len : b.len;
+  for (u32 i = 0; i < n; ++i)
+    if (a.ptr[i] != b.ptr[i]) return a.ptr[i] < b.ptr[i] ? -1 : 1;
+  return a.len == b.len ? 0 : a.len < b.len ? -1 : 1;
+}
+DKB_FN bool equal(Str a, Str b) { return a.len == b.len && compare(a, b) == 0; }
+
+// Bytes of the UTF-8 character that starts with `first`.
+DKB_FN u32 char_bytes(u8 first) { return first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4; }
+
+// SQL substring: characters `from` (1-based, may be below 1) and on, `count` of them.
+DKB_FN Str substring(Str s, i64 from, i64 count) {
+  i64 end = count > i64(1) << 40 ? i64(1) << 41 : from + count;
+  if (from < 1) from = 1;
+  u32 start = 0;
+  i64 at = 1;
+  while (at < from && start < s.len) start += char_bytes(s.ptr[start]), at += 1;
+  if (start > s.len) start = s.len;
+  u32 stop = start;
+  while (at < end && stop < s.len) stop += char_bytes(s.ptr[stop]), at += 1;
+  if (stop > s.len) stop = s.len;
+  Str piece = {s.ptr + start, stop - start};
+  return piece;
+}
+
+// SQL LIKE with `%`, `_` and the escape character `\`. Backtracks to the latest `%` only, which is enough.
+DKB_FN bool like(Str s, Str pattern) {
+  u32 i = 0, p = 0, star = ~0u, mark = 0;
+  while (i < s.len) {
+    if (p < pattern.len && pattern.ptr[p] == '%') {
+      star = p++;
+      mark = i;
+      continue;
+    }
+    if (p < pattern.len) {
+      bool escaped = pattern.ptr[p] == '\\' && p + 1 < pattern.len;
+      if (!escaped && pattern.ptr[p] == '_') {
+        i += char_bytes(s.ptr[i]);
+        p += 1;
+        continue;
+      }
+      u8 want = escaped ? pattern.ptr[p + 1] : pattern.ptr[p];
+      if (s.ptr[i] == want) {
+        i += 1;
+        p += escaped ? 2 : 1;
+        continue;
+      }
+    }
+    if (star == ~0u) return false;
+    p = star + 1;
+    mark += char_bytes(s.ptr[mark]);
+    i = mark;
+  }
+  while (p < pattern.len && pattern.ptr[p] == '%') p += 1;
+  return p == pattern.len;
+}
+
+// Text of at most 15 bytes in an order-preserving integer: the bytes, most significant first, then the length.
+// Longer text refutes assumption `k`.
+DKB_FN i128 pack_text(Str s, u32* flags, u32 k) {
+  if (s.len > 15) {
+    refute(flags, k);
+    return 0;
+  }
+  u128 packed = 0;
+  for (u32 i = 0; i < s.len; ++i) packed |= u128(s.ptr[i]) << (120 - 8 * i);
+  return i128((packed | s.len) ^ (u128(1) << 127));
+}
+
+// ---------------------------------------------------------------- limits and words
+
+template <class T> DKB_FN T largest();
+template <class T> DKB_FN T smallest();
+#ifdef DKB_HOST
+#define DKB_LIMIT template <> inline
+#else
+#define DKB_LIMIT template <> __device__ __forceinline__
+#endif
+DKB_LIMIT i32 largest<i32>() { return 0x7fffffff; }
+DKB_LIMIT i32 smallest<i32>() { return -0x7fffffff - 1; }
+DKB_LIMIT i64 largest<i64>() { return 0x7fffffffffffffffll; }
+DKB_LIMIT i64 smallest<i64>() { return -0x7fffffffffffffffll - 1; }
+DKB_LIMIT f64 largest<f64>() { return 1.7976931348623157e308; }
+DKB_LIMIT f64 smallest<f64>() { return -1.7976931348623157e308; }
+
+// A double as a key word: equal doubles have equal words, so -0 is 0.
+DKB_FN u64 f64_word(f64 v) {
+  if (v == 0) return 0;
+  u64 word;
+  memcpy(&word, &v, 8);
+  return word;
+}
+DKB_FN f64 word_f64(u64 word) {
+  f64 v;
+  memcpy(&v, &word, 8);
+  return v;
+}
+
+DKB_FN u64 bit_count(u32 word) {
+#ifdef DKB_HOST
+  return u64(__builtin_popcount(word));
+#else
+  return u64(__popc(word));
+#endif
+}

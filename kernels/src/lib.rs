@@ -1,0 +1,23 @@
+//! The kernel plan: the only thing the runtime executes.
+//!
+//! A plan is a value ([`Plan`]) and a single text file (a TOML header followed by device source, see
+//! [`text`]). This crate holds both, the checker, and the device primitives as source text. It links
+//! no CUDA and compiles nothing.
+
+mod check;
+pub mod expr;
+mod plan;
+mod repr;
+mod source;
+pub mod text;
+
+pub use check::{CheckError, check};
+pub use plan::{
+    Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,
+    ResultSpec, Shard, Size, SortKey, Start,
+};
+pub use repr::{ColumnRepr, Elem, ParseReprError, Physical, SqlType};
+pub use source::{
+    DKB_CUH, HOST_SHIM, PackError, ParamField, ParamKind, ParamWord, ParamsLayout, SOURCE_NAME, SourceError,
+    cuda_translation_unit, host_translation_unit, kernels, params_layout, params_struct,
+};

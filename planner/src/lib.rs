@@ -1,0 +1,166 @@
+//! SQL to kernel plans.
+//!
+//! SQL goes through DataFusion's optimised logical plan to fused pipelines and from there to a generated
+//! [`dkb_kernels::Plan`]. Nothing here touches a device or a file.
+
+mod aggregate;
+mod bind;
+pub mod catalog;
+mod codegen;
+mod emit;
+mod ir;
+mod join;
+mod lower;
+mod order;
+mod pipe;
+mod sql;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use datafusion::logical_expr::LogicalPlan;
+use dkb_kernels::{Finish, Framework, Level, Plan, SortKey, SqlType};
+
+use crate::catalog::TableInfo;
+use crate::emit::{Emitter, Fault};
+use crate::lower::Lowering;
+use crate::order::Order;
+
+/// A declared query parameter, `:name` in SQL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamDecl {
+    /// Name without the colon.
+    pub name: String,
+    /// SQL type.
+    pub ty: SqlType,
+    /// Default value, as literal text without quotes.
+    pub default: String,
+}
+
+/// A bound parameter value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ParamValue {
+    /// bool, integers, dates (days), timestamps (microseconds), scaled decimals.
+    Int(i128),
+    /// float32 and float64.
+    Float(f64),
+    /// utf8.
+    Text(String),
+}
+
+/// What the planner may and may not do.
+#[derive(Debug, Clone, Default)]
+pub struct PlanOptions {
+    /// Assumptions (texts of [`Plan::assumes`]) that a run found violated.
+    pub denied: Vec<String>,
+}
+
+/// A plan and why it looks as it does.
+#[derive(Debug, Clone)]
+pub struct Planned {
+    /// The generated plan.
+    pub plan: Plan,
+    /// Pipelines, estimates, choices and reasons, for `--explain`.
+    pub explain: String,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The query itself is wrong: syntax, unknown table or column, types, parameters.
+    #[error("{0}")]
+    Query(String),
+    /// A valid query that generated kernels do not cover; DataFusion can run it.
+    #[error("not supported on the device: {0}")]
+    Unsupported(String),
+}
+
+/// Plans `sql` over `tables`.
+///
+/// # Errors
+/// See [`PlanError`].
+pub fn plan(
+    sql: &str,
+    params: &[ParamDecl],
+    tables: &[TableInfo],
+    options: &PlanOptions,
+) -> Result<Planned, PlanError> {
+    let context = sql::context(tables);
+    let logical = sql::logical_plan(&context, sql, params)?;
+    // A column that turns out to be needed as codes becomes a dictionary column, and emitting starts over.
+    let mut dicts = BTreeSet::new();
+    loop {
+        match attempt(sql, params, tables, options, &logical, &dicts) {
+            Ok(planned) => return Ok(planned),
+            Err(Fault::NeedDict(table, column)) if dicts.insert((table, column)) => {}
+            Err(Fault::NeedDict(table, column)) => {
+                let column = tables[table].schema.field(column).name();
+                return Err(PlanError::Unsupported(format!("this use of the text column `{column}`")));
+            }
+            Err(Fault::Plan(e)) => return Err(e),
+        }
+    }
+}
+
+fn attempt(
+    sql: &str,
+    params: &[ParamDecl],
+    tables: &[TableInfo],
+    options: &PlanOptions,
+    logical: &LogicalPlan,
+    dicts: &BTreeSet<(usize, usize)>,
+) -> Result<Planned, Fault> {
+    let mut lowering = Lowering::new(tables, params);
+    let query = lowering.query(logical)?;
+    let (mut columns, params) = (lowering.columns, lowering.params);
+    let defaults = bind::bind(&params, &[])?;
+    let values: BTreeMap<String, ParamValue> = params.keys().cloned().zip(defaults).collect();
+    let mut order =
+        Order { tables, columns: &mut columns, values: &values, denied: &options.denied, notes: Vec::new() };
+    let rel = order.order(query.rel);
+    let notes = order.notes;
+    // Sort keys that are no output become trailing columns of the result.
+    let keep = query.outputs.len();
+    let mut outputs = query.outputs;
+    let mut order_by = Vec::new();
+    for key in query.order_by {
+        let column = outputs.iter().position(|(_, e, _)| *e == key.expr).unwrap_or_else(|| {
+            outputs.push((format!("sort key {}", order_by.len() + 1), key.expr.clone(), true));
+            outputs.len() - 1
+        });
+        order_by.push(SortKey { column, descending: key.descending, nulls_first: key.nulls_first });
+    }
+    let mut required = BTreeSet::new();
+    outputs.iter().for_each(|(_, e, _)| e.collect(&mut required));
+    let mut emitter = Emitter::new(tables, columns, params, &values, &options.denied, dicts);
+    let pipes = emitter.produce(&rel, &required)?;
+    let result = emitter.result(pipes, &outputs)?;
+    let hidden = (outputs.len() > keep).then_some(keep as u64);
+    let finish = Finish { order_by, offset: query.offset, limit: query.limit, keep: hidden };
+    let explain = notes.into_iter().chain(emitter.explain).map(|line| line + "\n").collect();
+    let source = format!("#include \"dkb.cuh\"\n\n{}", emitter.kernels.join("\n"));
+    let plan = Plan {
+        sql: sql.to_owned(),
+        framework: Framework::Cuda,
+        level: Level::Baseline,
+        assumes: emitter.assumes,
+        params: emitter.params,
+        inputs: emitter.inputs,
+        sizes: emitter.sizes,
+        buffers: emitter.buffers,
+        phases: emitter.phases,
+        shard: None,
+        result,
+        finish,
+        source,
+    };
+    Ok(Planned { plan, explain })
+}
+
+/// Values of all parameters of `plan`, in its order: given ones, defaults, then derived ones.
+///
+/// # Errors
+/// [`PlanError::Query`] names the parameter that is unknown, ill-typed or cannot be evaluated.
+pub fn bind(plan: &Plan, given: &[(String, String)]) -> Result<Vec<ParamValue>, PlanError> {
+    bind::bind(&plan.params, given)
+}

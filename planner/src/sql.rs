@@ -1,0 +1,123 @@
+//! SQL text to DataFusion's optimised logical plan, with parameters as typed placeholders.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{Field, Schema};
+use datafusion::datasource::empty::EmptyTable;
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use dkb_kernels::SqlType;
+
+use crate::catalog::TableInfo;
+use crate::{ParamDecl, PlanError};
+
+/// A context that knows the tables' schemas and no data. A column without NULLs is declared so, whatever its
+/// file says.
+pub(crate) fn context(tables: &[TableInfo]) -> SessionContext {
+    let config = SessionConfig::new()
+        .with_target_partitions(1)
+        .set_bool("datafusion.sql_parser.parse_float_as_decimal", true);
+    let ctx = SessionContext::new_with_config(config);
+    for table in tables {
+        let fields = table.schema.fields().iter().zip(&table.columns);
+        let fields = fields.map(|(f, c)| Field::new(f.name(), f.data_type().clone(), c.nullable));
+        let schema = Schema::new(fields.collect::<Vec<_>>());
+        let provider = Arc::new(EmptyTable::new(Arc::new(schema)));
+        ctx.register_table(datafusion::common::TableReference::bare(table.name.as_str()), provider)
+            .expect("table names are unique");
+    }
+    ctx
+}
+
+/// The optimised logical plan of one query.
+///
+/// # Errors
+/// [`PlanError::Query`] with DataFusion's words.
+pub(crate) fn logical_plan(
+    ctx: &SessionContext,
+    sql: &str,
+    params: &[ParamDecl],
+) -> Result<LogicalPlan, PlanError> {
+    let error = |e: DataFusionError| PlanError::Query(e.strip_backtrace());
+    let text = substitute(sql.trim().trim_end_matches(';'), &|name| {
+        let decl = params.iter().find(|p| p.name == name)?;
+        Some(format!("cast(${name} as {})", type_name(decl.ty)))
+    });
+    let planning = async {
+        let state = ctx.state();
+        let plan = state.create_logical_plan(&text).await?;
+        if !matches!(plan, LogicalPlan::Ddl(_) | LogicalPlan::Dml(_) | LogicalPlan::Copy(_)) {
+            return state.optimize(&plan).map(Some);
+        }
+        Ok(None)
+    };
+    let plan = futures::executor::block_on(planning).map_err(error)?;
+    plan.ok_or_else(|| PlanError::Query("only queries can be run: SELECT or WITH".to_owned()))
+}
+
+/// Replaces every `:name` outside of quotes and comments for which there is a replacement.
+pub(crate) fn substitute(sql: &str, replacement: &dyn Fn(&str) -> Option<String>) -> String {
+    let bytes = sql.as_bytes();
+    let mut out = String::with_capacity(sql.len());
+    let mut at = 0;
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    while at < bytes.len() {
+        let end = match bytes[at] {
+            quote @ (b'\'' | b'"') => {
+                let close = sql[at + 1..].find(quote as char);
+                close.map_or(sql.len(), |n| at + n + 2)
+            }
+            b'-' if sql[at..].starts_with("--") => sql[at..].find('\n').map_or(sql.len(), |n| at + n),
+            b':' if sql[at..].starts_with("::") => at + 2,
+            b':' => {
+                let end = (at + 1..bytes.len()).find(|k| !is_word(bytes[*k])).unwrap_or(bytes.len());
+                if let Some(text) = replacement(&sql[at + 1..end]) {
+                    out += &text;
+                    at = end;
+                    continue;
+                }
+                end
+            }
+            _ => (at + 1..=bytes.len()).find(|k| sql.is_char_boundary(*k)).unwrap_or(bytes.len()),
+        };
+        out += &sql[at..end];
+        at = end;
+    }
+    out
+}
+
+/// The type's name in SQL.
+pub(crate) fn type_name(ty: SqlType) -> String {
+    match ty {
+        SqlType::Bool => "boolean".to_owned(),
+        SqlType::Int8 => "tinyint".to_owned(),
+        SqlType::Int16 => "smallint".to_owned(),
+        SqlType::Int32 => "int".to_owned(),
+        SqlType::Int64 => "bigint".to_owned(),
+        SqlType::Float32 => "real".to_owned(),
+        SqlType::Float64 => "double".to_owned(),
+        SqlType::Date => "date".to_owned(),
+        SqlType::Timestamp => "timestamp(6)".to_owned(),
+        SqlType::Decimal(p, s) => format!("decimal({p},{s})"),
+        SqlType::Utf8 => "varchar".to_owned(),
+    }
+}
+
+/// A SQL literal of the type.
+pub(crate) fn typed_literal(text: &str, ty: SqlType) -> String {
+    format!("cast('{}' as {})", text.replace('\'', "''"), type_name(ty))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn substitutes_outside_quotes_only() {
+        let replaced = substitute("select ':a', :a, x::date -- :a\n, \":a\", :b", &|n| {
+            (n == "a").then(|| "1".to_owned())
+        });
+        assert_eq!(replaced, "select ':a', 1, x::date -- :a\n, \":a\", :b");
+    }
+}

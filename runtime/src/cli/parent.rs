@@ -1,0 +1,188 @@
+//! The worker seen from its parent: starts it, asks it, and survives its death.
+//!
+//! Invariant: at most one worker lives; a dead one costs only the query it was running.
+
+use std::io::BufReader;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+
+use arrow::array::RecordBatch;
+
+use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Query, Reply, Request, Run, read_batch};
+use super::{signals, worker};
+
+/// A worker process that is started when needed and again after it died.
+pub(super) struct Parent {
+    open: Open,
+    worker: Option<Worker>,
+}
+
+struct Worker {
+    child: Child,
+    requests: ChildStdin,
+    replies: BufReader<ChildStdout>,
+}
+
+impl Parent {
+    /// Starts a worker and opens the data set in it.
+    ///
+    /// # Errors
+    /// The worker's reason, or its death.
+    pub(super) fn start(open: Open) -> Result<(Parent, Opened), Failed> {
+        let mut parent = Parent { open, worker: None };
+        let opened = parent.restart()?;
+        Ok((parent, opened))
+    }
+
+    /// Runs a query; `phase` hears what the worker is doing.
+    ///
+    /// # Errors
+    /// The worker's reason, or its death.
+    pub(super) fn run(
+        &mut self,
+        run: Run,
+        phase: &mut dyn FnMut(&str),
+    ) -> Result<(Measured, RecordBatch), Failed> {
+        match self.ask(&Request::Run(run), phase)? {
+            (Reply::Ran { run, .. }, Some(batch)) => Ok((run, batch)),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    /// Explains a query.
+    ///
+    /// # Errors
+    /// The worker's reason, or its death.
+    pub(super) fn explain(&mut self, query: Query, kernels: bool) -> Result<String, Failed> {
+        match self.ask(&Request::Explain { query, kernels }, &mut |_| {})? {
+            (Reply::Explained { text }, _) => Ok(text),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    fn restart(&mut self) -> Result<Opened, Failed> {
+        self.worker = None;
+        self.worker =
+            Some(Worker::spawn().map_err(|e| run_failure(format!("cannot start a worker process: {e}")))?);
+        let request = Request::Open(self.open.clone());
+        match self.ask(&request, &mut |_| {})? {
+            (Reply::Opened(opened), _) => Ok(opened),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        request: &Request,
+        phase: &mut dyn FnMut(&str),
+    ) -> Result<(Reply, Option<RecordBatch>), Failed> {
+        if self.worker.is_none() {
+            self.restart()?;
+        }
+        let Some(worker) = self.worker.as_mut() else { return Err(out_of_step()) };
+        let mut last_phase = String::new();
+        let answer = worker.ask(request, &mut |name| {
+            last_phase = name.to_owned();
+            phase(name);
+        });
+        match answer {
+            Ok((Reply::Failed(failed), _)) => {
+                if failed.fatal {
+                    self.worker = None;
+                }
+                Err(failed)
+            }
+            Ok(reply) => Ok(reply),
+            Err(error) => {
+                signals::settle();
+                let how = self.worker.take().map_or_else(|| error.to_string(), |worker| worker.end(&error));
+                let during =
+                    if last_phase.is_empty() { String::new() } else { format!(" in phase {last_phase}") };
+                Err(run_failure(format!("the worker process {how}{during}")))
+            }
+        }
+    }
+}
+
+fn run_failure(message: String) -> Failed {
+    Failed { kind: FailedKind::Run, message, fatal: false }
+}
+
+fn out_of_step() -> Failed {
+    run_failure("the worker process gave an answer to another question".to_owned())
+}
+
+impl Worker {
+    fn spawn() -> std::io::Result<Worker> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(worker::SUBCOMMAND)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        signals::set_worker_group(child.id().cast_signed());
+        let (Some(requests), Some(replies)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(std::io::Error::other("its pipes are missing"));
+        };
+        Ok(Worker { child, requests, replies: BufReader::new(replies) })
+    }
+
+    fn ask(
+        &mut self,
+        request: &Request,
+        phase: &mut dyn FnMut(&str),
+    ) -> std::io::Result<(Reply, Option<RecordBatch>)> {
+        super::protocol::write_message(&mut self.requests, request)?;
+        loop {
+            let reply = super::protocol::read_message(&mut self.replies)?;
+            match reply.ok_or(std::io::ErrorKind::UnexpectedEof)? {
+                Reply::Phase { name } => phase(&name),
+                Reply::Ran { run, arrow_bytes } => {
+                    let batch = read_batch(&mut self.replies, arrow_bytes)?;
+                    return Ok((Reply::Ran { run, arrow_bytes }, Some(batch)));
+                }
+                reply => return Ok((reply, None)),
+            }
+        }
+    }
+
+    /// Waits for a worker whose pipe broke and says how it ended.
+    fn end(mut self, error: &std::io::Error) -> String {
+        let broken =
+            matches!(error.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::BrokenPipe);
+        if !broken {
+            signals::end_worker_group();
+            return format!("sent an unreadable reply ({error})");
+        }
+        self.child.wait().map_or_else(|e| format!("is gone ({e})"), how_it_ended)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        signals::end_worker_group();
+        signals::set_worker_group(0);
+        // It has been killed: what is left is to take its exit status, whatever it is.
+        let _ = self.child.wait();
+    }
+}
+
+fn how_it_ended(status: ExitStatus) -> String {
+    const NAMES: [(i32, &str); 6] = [
+        (libc::SIGABRT, "aborted"),
+        (libc::SIGBUS, "bus error"),
+        (libc::SIGFPE, "arithmetic error"),
+        (libc::SIGILL, "illegal instruction"),
+        (libc::SIGKILL, "killed, perhaps for want of memory"),
+        (libc::SIGSEGV, "segmentation fault"),
+    ];
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => {
+            let name = NAMES.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
+            let name = if name.is_empty() { String::new() } else { format!(": {name}") };
+            format!("was ended by signal {signal}{name}")
+        }
+        (None, Some(code)) => format!("ended with exit code {code}"),
+        (None, None) => "ended".to_owned(),
+    }
+}

@@ -1,0 +1,274 @@
+//! What parent and worker say to each other: one JSON object a line. An answer's rows follow their line as
+//! an Arrow IPC stream of the stated length.
+//!
+//! Invariant: every request has exactly one closing reply, which is any but [`Reply::Phase`].
+
+use std::io::{self, BufRead, Cursor, Read, Write};
+use std::path::PathBuf;
+
+use arrow::array::RecordBatch;
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use dkb_kernels::SqlType;
+use dkb_planner::ParamDecl;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::args::{Fallback, LoadMode, Target};
+
+/// A request to the worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub(super) enum Request {
+    /// Open the data set on the devices; the first request.
+    Open(Open),
+    /// Run a query.
+    Run(Run),
+    /// Explain a query.
+    Explain {
+        /// The query.
+        query: Query,
+        /// Print the kernel plan instead of the planner's reasons.
+        kernels: bool,
+    },
+}
+
+/// What to open.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Open {
+    /// Folder of tables.
+    pub(super) data: PathBuf,
+    /// Kind of device.
+    pub(super) device: Target,
+    /// How many devices.
+    pub(super) gpus: Option<usize>,
+    /// Which devices.
+    pub(super) devices: Option<Vec<usize>>,
+    /// Resident or streamed.
+    pub(super) mode: LoadMode,
+    /// Partition size in bytes.
+    pub(super) chunk_bytes: Option<u64>,
+    /// Forced number of shards.
+    pub(super) shards: Option<u64>,
+    /// Divisor of initial buffer sizes.
+    pub(super) shrink: Option<u64>,
+    /// Poison buffers between runs.
+    pub(super) poison: bool,
+}
+
+/// A query with its parameters.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Query {
+    /// Name in messages.
+    pub(super) name: String,
+    /// SQL with placeholders.
+    pub(super) sql: String,
+    /// Declared parameters.
+    pub(super) decls: Vec<Decl>,
+    /// Values that differ from the defaults.
+    pub(super) params: Vec<(String, String)>,
+}
+
+impl Query {
+    /// The declarations as the planner takes them.
+    pub(super) fn planner_decls(&self) -> Vec<ParamDecl> {
+        let decl = |d: &Decl| ParamDecl { name: d.name.clone(), ty: d.ty, default: d.default.clone() };
+        self.decls.iter().map(decl).collect()
+    }
+}
+
+/// A declared parameter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Decl {
+    /// Name without the colon.
+    pub(super) name: String,
+    /// SQL type.
+    pub(super) ty: SqlType,
+    /// Default value, as literal text.
+    pub(super) default: String,
+}
+
+/// How to run a query.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Run {
+    /// The query.
+    pub(super) query: Query,
+    /// Untimed runs.
+    pub(super) warmup: u32,
+    /// Timed runs.
+    pub(super) repeat: u32,
+    /// What to do without kernels for it.
+    pub(super) fallback: Fallback,
+}
+
+/// The worker's word.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub(super) enum Reply {
+    /// What the worker does now: `open`, `prepare`, `load`, `warmup`, `execute`.
+    Phase {
+        /// The name.
+        name: String,
+    },
+    /// The data set is open.
+    Opened(Opened),
+    /// The query ran; its rows follow.
+    Ran {
+        /// What was measured.
+        run: Measured,
+        /// Length of the Arrow IPC stream that follows.
+        arrow_bytes: usize,
+    },
+    /// The explanation.
+    Explained {
+        /// For people.
+        text: String,
+    },
+    /// The request failed.
+    Failed(Failed),
+}
+
+/// The data set and the devices.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Opened {
+    /// Time to open the data set, in milliseconds.
+    pub(super) open_ms: f64,
+    /// The devices in order.
+    pub(super) devices: Vec<DeviceInfo>,
+    /// Rows of each table.
+    pub(super) table_rows: Vec<(String, u64)>,
+}
+
+/// One device.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct DeviceInfo {
+    /// Such as `cuda:0`.
+    pub(super) name: String,
+    /// The hardware.
+    pub(super) model: String,
+    /// Driver and compiler.
+    pub(super) versions: String,
+}
+
+/// What a query's runs measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Measured {
+    /// `cuda`, `host` or `datafusion`.
+    pub(super) engine: String,
+    /// SQL to compiled kernels.
+    pub(super) prepare_ms: f64,
+    /// Parquet to columns on the devices.
+    pub(super) load_ms: f64,
+    /// Bound parameters to rows on the host, one sample a timed run.
+    pub(super) exec_ms: Vec<f64>,
+    /// Why DataFusion ran it instead, if it did.
+    pub(super) fallback: Option<String>,
+    /// Rows that came to the host for order and limit.
+    pub(super) finish_rows: u64,
+    /// Time for that.
+    pub(super) finish_ms: f64,
+    /// Rows each device streamed, over all phases.
+    pub(super) rows_per_device: Vec<u64>,
+    /// Launches of one run.
+    pub(super) kernel_launches: u64,
+    /// Repetitions because a buffer was too small, in the last run.
+    pub(super) reruns: u64,
+    /// Whether an assumption failed and the query was planned anew.
+    pub(super) replanned: bool,
+    /// The tables the query reads, where it ran as a kernel plan.
+    pub(super) tables: Vec<String>,
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Failed {
+    /// Whose fault.
+    pub(super) kind: FailedKind,
+    /// One sentence.
+    pub(super) message: String,
+    /// Whether the worker ends itself, because its devices are lost.
+    pub(super) fatal: bool,
+}
+
+/// Whose fault a failure is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FailedKind {
+    /// The input's: SQL, parameters, files, devices asked for.
+    Input,
+    /// Valid SQL without kernels, and no fallback allowed.
+    Unsupported,
+    /// Anything else, while running.
+    Run,
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// Those of the stream.
+pub(super) fn write_message(out: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, message)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Reads one message; None at the end of the stream.
+///
+/// # Errors
+/// Those of the stream, or a line that is no message.
+pub(super) fn read_message<T: DeserializeOwned>(input: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = String::new();
+    if input.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
+}
+
+/// A batch as an Arrow IPC stream.
+///
+/// # Errors
+/// A type that the format does not hold.
+pub(super) fn encode_batch(batch: &RecordBatch) -> Result<Vec<u8>, arrow::error::ArrowError> {
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema())?;
+    writer.write(batch)?;
+    writer.into_inner()
+}
+
+/// Reads a batch of `bytes` bytes.
+///
+/// # Errors
+/// Those of the stream, or bytes that are no Arrow IPC stream.
+pub(super) fn read_batch(input: &mut impl Read, bytes: usize) -> io::Result<RecordBatch> {
+    let mut buffer = vec![0; bytes];
+    input.read_exact(&mut buffer)?;
+    let broken = |e: arrow::error::ArrowError| io::Error::other(e);
+    let mut reader = StreamReader::try_new(Cursor::new(buffer), None).map_err(broken)?;
+    match reader.next() {
+        Some(batch) => batch.map_err(broken),
+        None => Ok(RecordBatch::new_empty(reader.schema())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array};
+
+    use super::*;
+
+    #[test]
+    fn messages_and_batches_round_trip() {
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None]));
+        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
+        let bytes = encode_batch(&batch).unwrap();
+        let mut stream = Vec::new();
+        write_message(&mut stream, &Reply::Explained { text: "two\nlines".into() }).unwrap();
+        stream.extend_from_slice(&bytes);
+        let mut input = stream.as_slice();
+        let Ok(Some(Reply::Explained { text })) = read_message(&mut input) else { panic!("no message") };
+        assert_eq!(text, "two\nlines");
+        assert_eq!(read_batch(&mut input, bytes.len()).unwrap(), batch);
+        assert!(read_message::<Reply>(&mut input).unwrap().is_none());
+    }
+}

@@ -1,0 +1,308 @@
+//! One invocation from options to exit code: data, worker, queries, checks, output.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
+use indicatif::{ProgressBar, ProgressStyle};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use super::args::{Data, Explain, Fallback, Format, LoadMode, Options, Queries};
+use super::check::{Mismatch, OrderInfo, Rule, compare};
+use super::parent::Parent;
+use super::protocol::{FailedKind, Measured, Open, Opened, Query, Run};
+use super::reference::{self, Question, Reference};
+use super::report::{self, Checked, Context, Outcome, Ran};
+use super::{CliError, jobs, output};
+use crate::tpch::workload;
+
+/// Suppliers of TPC-H data at scale factor 1.
+const SUPPLIERS: f64 = 10_000.0;
+
+/// Does what `options` say; whether every query ran and every check passed.
+///
+/// # Errors
+/// [`CliError::Input`] for bad input, [`CliError::Failed`] for anything that ended the run early.
+pub(super) fn run(options: &Options) -> Result<bool, CliError> {
+    let mut queries = jobs::resolve(options)?;
+    let single = queries.len() == 1 && !matches!(options.queries, Queries::All);
+    check_paths(options, &queries, single)?;
+    let (data, scale) = match &options.data {
+        Data::Folder(folder) => (folder.clone(), None),
+        Data::Tpch { scale, root } => (super::generate::generate(*scale, root)?, Some(*scale)),
+    };
+    let (mut parent, opened) = Parent::start(open(options, &data)).map_err(CliError::from)?;
+    let scale = scale.or_else(|| scale_of(&opened));
+    jobs::scale(&mut queries, scale.unwrap_or_default());
+    if let Some(explain) = options.explain {
+        return explain_all(options, &mut parent, &queries, explain).map(|()| true);
+    }
+    let mut checker = Checker { options, data: &data, opened: &opened, datafusion: None };
+    let outcomes = if single {
+        vec![run_single(options, &mut parent, &mut checker, &queries[0])?]
+    } else {
+        run_many(options, &mut parent, &mut checker, &queries)?
+    };
+    if let Some(path) = &options.report {
+        let context = Context {
+            command: &options.command,
+            data: data.display().to_string(),
+            scale,
+            mode: if options.mode == LoadMode::Resident { "resident".into() } else { "stream".into() },
+            warmup: options.warmup,
+            repeat: options.repeat,
+            opened: &opened,
+        };
+        let json = report::json(&context, &outcomes);
+        output::write_file(path, |file| {
+            serde_json::to_writer_pretty(&mut *file, &json)?;
+            writeln!(file)
+        })?;
+    }
+    Ok(outcomes.iter().all(Outcome::is_good))
+}
+
+/// Refuses paths that could only fail after the queries have run.
+fn check_paths(options: &Options, queries: &[Query], single: bool) -> Result<(), CliError> {
+    let several = !single && options.explain.is_none();
+    if several && options.output.is_none() && options.format != Format::Table {
+        return Err(CliError::Input("--format: results of several queries need --output DIR".to_owned()));
+    }
+    for (option, path) in [("--report", &options.report), ("--output", &options.output)] {
+        let folder = path.as_ref().and_then(|path| path.parent()).filter(|dir| !dir.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(CliError::Input(format!("{option}: no such folder {}", folder.display())));
+        }
+    }
+    if let (true, Some(folder)) = (several, &options.output) {
+        let made = std::fs::create_dir_all(folder);
+        made.map_err(|e| CliError::Input(format!("--output {}: {e}", folder.display())))?;
+    }
+    for answer in options.answers.iter().flat_map(|dir| queries.iter().map(|query| answer_path(dir, query))) {
+        if !answer.is_file() {
+            return Err(CliError::Input(format!("--answers: no file {}", answer.display())));
+        }
+    }
+    Ok(())
+}
+
+fn answer_path(dir: &Path, query: &Query) -> PathBuf {
+    dir.join(format!("{}.parquet", query.name))
+}
+
+fn open(options: &Options, data: &Path) -> Open {
+    Open {
+        data: data.to_owned(),
+        device: options.device,
+        gpus: options.gpus,
+        devices: options.devices.clone(),
+        mode: options.mode,
+        chunk_bytes: options.chunk_bytes,
+        shards: options.shards,
+        shrink: options.shrink,
+        poison: options.checks(),
+    }
+}
+
+/// The scale factor that the number of suppliers tells, if there is such a table.
+fn scale_of(opened: &Opened) -> Option<f64> {
+    let (_, rows) = opened.table_rows.iter().find(|(name, _)| name == "supplier")?;
+    Some(*rows as f64 / SUPPLIERS)
+}
+
+fn explain_all(
+    options: &Options,
+    parent: &mut Parent,
+    queries: &[Query],
+    explain: Explain,
+) -> Result<(), CliError> {
+    for query in queries {
+        let text = match parent.explain(query.clone(), explain == Explain::Kernels) {
+            Ok(text) => text,
+            Err(failed) if failed.kind == FailedKind::Unsupported && options.fallback == Fallback::Cpu => {
+                format!("runs in DataFusion on the CPU: {}", failed.message)
+            }
+            Err(failed) => return Err(failed.into()),
+        };
+        let header = if queries.len() > 1 { format!("-- {}\n", query.name) } else { String::new() };
+        output::print(&format!("{header}{text}"))?;
+    }
+    Ok(())
+}
+
+fn request(options: &Options, query: &Query) -> Run {
+    Run { query: query.clone(), warmup: options.warmup, repeat: options.repeat, fallback: options.fallback }
+}
+
+/// Runs one query and prints its rows; a line about it goes to standard error.
+fn run_single(
+    options: &Options,
+    parent: &mut Parent,
+    checker: &mut Checker<'_>,
+    query: &Query,
+) -> Result<Outcome, CliError> {
+    let bar = spinner();
+    let ran =
+        parent.run(request(options, query), &mut |phase| bar.set_message(format!("{}: {phase}", query.name)));
+    bar.finish_and_clear();
+    let (measured, batch) = ran.map_err(CliError::from)?;
+    output::write_result(&batch, options.format, options.output.as_deref())?;
+    let ran = checker.check(query, measured, &batch)?;
+    eprintln!("{}", report::line(&query.name, &ran));
+    if let Some(reason) = &ran.measured.fallback {
+        eprintln!("{}: ran in DataFusion: {reason}", query.name);
+    }
+    for complaint in ran.complaints() {
+        eprintln!("{}: {complaint}", query.name);
+    }
+    Ok(Outcome { query: query.name.clone(), result: Ok(ran) })
+}
+
+/// Runs queries one after another and prints the table of them.
+fn run_many(
+    options: &Options,
+    parent: &mut Parent,
+    checker: &mut Checker<'_>,
+    queries: &[Query],
+) -> Result<Vec<Outcome>, CliError> {
+    let bar = ProgressBar::new(queries.len() as u64);
+    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} {elapsed} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let mut outcomes = Vec::new();
+    for query in queries {
+        let name = &query.name;
+        let ran =
+            parent.run(request(options, query), &mut |phase| bar.set_message(format!("{name}: {phase}")));
+        let result = match ran {
+            Ok((measured, batch)) => {
+                if let Some(folder) = &options.output {
+                    let path = folder.join(format!("{name}.{}", options.format.extension()));
+                    output::write_result(&batch, options.format, Some(&path))?;
+                }
+                bar.set_message(format!("{name}: check"));
+                Ok(checker.check(query, measured, &batch)?)
+            }
+            Err(failed) if failed.kind == FailedKind::Input => {
+                bar.finish_and_clear();
+                return Err(CliError::Input(format!("{name}: {}", failed.message)));
+            }
+            Err(failed) => Err(failed.message),
+        };
+        outcomes.push(Outcome { query: name.clone(), result });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    output::print(&report::table(&outcomes))?;
+    for outcome in &outcomes {
+        match &outcome.result {
+            Ok(ran) => {
+                if let (Some(reason), false) = (&ran.measured.fallback, options.checks()) {
+                    eprintln!("{}: ran in DataFusion: {reason}", outcome.query);
+                }
+                ran.complaints().iter().for_each(|complaint| eprintln!("{}: {complaint}", outcome.query));
+            }
+            Err(error) => eprintln!("{}: {error}", outcome.query),
+        }
+    }
+    Ok(outcomes)
+}
+
+fn spinner() -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    bar.enable_steady_tick(std::time::Duration::from_millis(100));
+    bar
+}
+
+/// Compares answers with the references that were asked for.
+struct Checker<'a> {
+    options: &'a Options,
+    data: &'a Path,
+    opened: &'a Opened,
+    datafusion: Option<Reference>,
+}
+
+impl Checker<'_> {
+    fn check(&mut self, query: &Query, measured: Measured, batch: &RecordBatch) -> Result<Ran, CliError> {
+        let mut ran = Ran { measured, rows: batch.num_rows(), checks: Vec::new(), objections: Vec::new() };
+        if !self.options.checks() {
+            return Ok(ran);
+        }
+        if let Some(reason) = &ran.measured.fallback {
+            ran.objections.push(format!("ran in DataFusion, which passes no check: {reason}"));
+        }
+        ran.objections.extend(self.idle_devices(&ran.measured));
+        match self.compare_all(query, &ran.measured, batch) {
+            Ok(checks) => ran.checks = checks,
+            Err(reason) => ran.objections.push(format!("the reference fails: {reason}")),
+        }
+        Ok(ran)
+    }
+
+    /// Rows of the tables that the query reads; of all tables where that is not known.
+    fn rows_read(&self, measured: &Measured) -> u64 {
+        let reads = |name: &String| measured.tables.is_empty() || measured.tables.contains(name);
+        let rows = self.opened.table_rows.iter().filter(|(name, _)| reads(name)).map(|(_, rows)| *rows);
+        rows.max().unwrap_or(0)
+    }
+
+    /// Devices that streamed no row though there were enough.
+    fn idle_devices(&self, measured: &Measured) -> Option<String> {
+        let rows = &measured.rows_per_device;
+        let enough = self.rows_read(measured) >= rows.len() as u64;
+        let idle = rows.iter().position(|rows| *rows == 0).filter(|_| enough && rows.len() > 1)?;
+        Some(format!("device {idle} had no rows: {rows:?}"))
+    }
+
+    fn compare_all(
+        &mut self,
+        query: &Query,
+        measured: &Measured,
+        batch: &RecordBatch,
+    ) -> Result<Vec<Checked>, String> {
+        let rows = self.rows_read(measured);
+        let datafusion = match self.datafusion.take() {
+            Some(open) => open,
+            None => Reference::open(self.data)?,
+        };
+        let datafusion = self.datafusion.insert(datafusion);
+        let sql = workload::substitute(&query.sql, &query.planner_decls(), &query.params)
+            .map_err(|e| e.to_string())?;
+        let question = datafusion.plan(&sql)?;
+        let mut checks = Vec::new();
+        let mut add = |reference: String, rule: Rule, mismatch: Option<Mismatch>| {
+            checks.push(Checked { reference, rule: rule.to_string(), mismatch });
+        };
+        if self.options.check_datafusion {
+            let rule = Rule::Exact { rows };
+            let answer = datafusion.answer(&question)?;
+            let unlimited = |each: &mut dyn FnMut(&RecordBatch)| datafusion.unlimited(&question, each);
+            let compared = compare(batch, &answer, question.visible, rule, &question.order, Some(&unlimited));
+            add(reference::version(), rule, compared.err());
+        }
+        if let Some(dir) = &self.options.answers {
+            let (answer, writer) = stored_answer(&answer_path(dir, query))?;
+            let order = stored_order(&question);
+            let compared = compare(batch, &answer, answer.num_columns(), Rule::Stored, &order, None);
+            add(format!("stored answers in {} ({writer})", dir.display()), Rule::Stored, compared.err());
+        }
+        Ok(checks)
+    }
+}
+
+/// Stored answers hold no hidden sort keys: ties are told by the visible ones.
+fn stored_order(question: &Question) -> OrderInfo {
+    OrderInfo { keys: question.visible_keys.clone(), ..question.order.clone() }
+}
+
+/// A stored answer and the name of the system that wrote it.
+fn stored_answer(path: &Path) -> Result<(RecordBatch, String), String> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let file = File::open(path).map_err(|e| named(&e))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| named(&e))?;
+    let writer = builder.metadata().file_metadata().created_by().unwrap_or("unknown writer").to_owned();
+    let schema = builder.schema().clone();
+    let reader = builder.build().map_err(|e| named(&e))?;
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| named(&e))?;
+    Ok((concat_batches(&schema, &batches).map_err(|e| named(&e))?, writer))
+}

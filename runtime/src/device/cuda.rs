@@ -1,0 +1,524 @@
+//! The CUDA device: one stream of one GPU. Several logical devices may share a GPU; they share its context
+//! and its compiled modules, and have a stream and a memory pool each.
+//!
+//! Invariants: all work of a device is issued on its one stream; memory that is freed returns to the device's
+//! own free list, so whoever gets it next is ordered behind its last use. The driver is called only after
+//! [`availability`] has said that it is there.
+
+mod module;
+mod pool;
+mod staging;
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
+use dkb_kernels::{Elem, Plan};
+
+use self::module::CudaModule;
+use self::pool::{CudaMemory, Pool, pool_size};
+use self::staging::Staging;
+use super::cache::SharedMap;
+use super::nvrtc::{self, Cubin};
+use super::{Device, DeviceError, Memory, Module};
+
+/// Threads a block.
+const BLOCK_THREADS: u64 = 256;
+/// Blocks a multiprocessor at most; kernels loop over what is left.
+const BLOCKS_PER_SM: u64 = 16;
+/// What this machine has.
+#[derive(Debug, Clone)]
+pub struct Gpus {
+    /// The model of each GPU, by ordinal.
+    pub models: Vec<String>,
+    /// NVRTC's version.
+    pub nvrtc: String,
+}
+
+/// Looks for a driver, a GPU and NVRTC.
+///
+/// # Errors
+/// [`DeviceError::Unavailable`] says which is missing and what to do.
+pub fn availability() -> Result<Gpus, DeviceError> {
+    let missing = |what: String| DeviceError::Unavailable(what);
+    // SAFETY: loads libcuda, whose loading has no side effects.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(missing("no CUDA driver (libcuda.so) on this machine; use --device host".to_owned()));
+    }
+    let models = || {
+        result::init()?;
+        (0..result::device::get_count()?)
+            .map(|ordinal| result::device::get_name(result::device::get(ordinal)?))
+            .collect::<Result<Vec<_>, DriverError>>()
+    };
+    match models() {
+        Ok(models) if models.is_empty() => {
+            Err(missing("the CUDA driver finds no GPU; use --device host".to_owned()))
+        }
+        Ok(models) => Ok(Gpus { models, nvrtc: nvrtc::version()? }),
+        Err(e) => Err(missing(format!("the CUDA driver does not start ({}); use --device host", words(e)))),
+    }
+}
+
+/// Opens one logical device per ordinal; an ordinal may occur several times.
+///
+/// # Errors
+/// [`DeviceError::Unavailable`] without driver, GPU or NVRTC; a failed call.
+pub fn open(ordinals: &[usize]) -> Result<Vec<CudaDevice>, DeviceError> {
+    availability()?;
+    let mut gpus: HashMap<usize, Arc<Gpu>> = HashMap::new();
+    let mut seen: HashMap<usize, usize> = HashMap::new();
+    let mut devices = Vec::with_capacity(ordinals.len());
+    for &ordinal in ordinals {
+        let gpu = match gpus.get(&ordinal) {
+            Some(gpu) => gpu.clone(),
+            None => gpus.entry(ordinal).or_insert(Arc::new(Gpu::open(ordinal)?)).clone(),
+        };
+        let nth = seen.entry(ordinal).or_default();
+        let shared = ordinals.iter().filter(|o| **o == ordinal).count() > 1;
+        let name = if shared { format!("cuda:{ordinal}/{nth}") } else { format!("cuda:{ordinal}") };
+        *nth += 1;
+        devices.push(CudaDevice::on(gpu, name)?);
+    }
+    Ok(devices)
+}
+
+/// One GPU of this process.
+struct Gpu {
+    context: Arc<CudaContext>,
+    model: String,
+    arch: String,
+    multiprocessors: u64,
+    memory_bytes: u64,
+    driver: i32,
+    /// Whether every allocation is the driver's own, so that `compute-sanitizer` sees its bounds.
+    sanitize: bool,
+    /// Free lists of the logical devices, emptied when memory runs out.
+    pools: Mutex<Vec<Weak<Pool>>>,
+    modules: SharedMap<CudaModule>,
+}
+
+impl Gpu {
+    fn open(ordinal: usize) -> Result<Gpu, DeviceError> {
+        let name = format!("cuda:{ordinal}");
+        let failed = |e| call_error(&name, "opening the GPU", e);
+        let context = CudaContext::new(ordinal).map_err(failed)?;
+        // SAFETY: this module orders all work itself: one stream a device, and no memory handed between
+        // devices without waiting.
+        unsafe { context.disable_event_tracking() };
+        let (major, minor) = context.compute_capability().map_err(failed)?;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let mut driver = 0;
+        // SAFETY: writes one integer.
+        unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(failed)?;
+        Ok(Gpu {
+            model: context.name().map_err(failed)?,
+            arch: format!("sm_{major}{minor}"),
+            multiprocessors: context.attribute(attribute).map_err(failed)?.max(1) as u64,
+            memory_bytes: context.total_mem().map_err(failed)? as u64,
+            driver,
+            sanitize: std::env::var("DKB_SANITIZE").is_ok_and(|v| v == "1"),
+            pools: Mutex::default(),
+            modules: SharedMap::new(),
+            context,
+        })
+    }
+
+    /// Gives all free memory of the logical devices on this GPU back to the driver, except of those that are
+    /// recording a graph, which must not be waited for.
+    fn trim(&self) {
+        let pools: Vec<Arc<Pool>> = {
+            let mut pools = lock(&self.pools);
+            pools.retain(|pool| pool.strong_count() > 0);
+            pools.iter().filter_map(Weak::upgrade).collect()
+        };
+        let idle = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        for pool in pools.iter().filter(|pool| pool.stream.capture_status() == Ok(idle)) {
+            pool.release(pool.take_all());
+        }
+    }
+}
+
+/// A logical device: one stream of one GPU.
+pub struct CudaDevice {
+    name: String,
+    gpu: Arc<Gpu>,
+    stream: Arc<CudaStream>,
+    pool: Arc<Pool>,
+    staging: Mutex<Option<Staging>>,
+    fill: Mutex<Option<Arc<CudaModule>>>,
+}
+
+impl CudaDevice {
+    fn on(gpu: Arc<Gpu>, name: String) -> Result<CudaDevice, DeviceError> {
+        let stream = gpu.context.new_stream().map_err(|e| call_error(&name, "cuStreamCreate", e))?;
+        let pool = Arc::new(Pool { stream: stream.clone(), free: Mutex::default() });
+        lock(&gpu.pools).push(Arc::downgrade(&pool));
+        Ok(CudaDevice { name, gpu, stream, pool, staging: Mutex::default(), fill: Mutex::default() })
+    }
+
+    /// The GPU's context, for work beyond [`Device`] such as peer access.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.gpu.context
+    }
+
+    /// The device's stream, for work beyond [`Device`] such as NCCL.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Starts recording: until [`CudaDevice::end_capture`], fills and launches of this thread are put into a
+    /// graph instead of run. Uploads, downloads, waiting and memory that the free list does not have are
+    /// errors meanwhile.
+    ///
+    /// # Errors
+    /// A failed call.
+    pub fn begin_capture(&self) -> Result<(), DeviceError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(|e| self.error("cuStreamBeginCapture", e))
+    }
+
+    /// Ends recording and makes a graph of what was recorded. Memory it refers to must outlive it.
+    ///
+    /// # Errors
+    /// A call that cannot be captured was made, or nothing was recorded.
+    pub fn end_capture(&self) -> Result<Graph, DeviceError> {
+        let flags = sys::CUgraphInstantiate_flags(0);
+        let graph = self.stream.end_capture(flags).map_err(|e| self.error("cuStreamEndCapture", e))?;
+        let graph = graph.ok_or_else(|| self.failure("cuStreamEndCapture", "nothing was recorded"))?;
+        Ok(Graph { graph, device: self.name.clone() })
+    }
+
+    fn error(&self, call: &str, e: DriverError) -> DeviceError {
+        call_error(&self.name, call, e)
+    }
+
+    fn failure(&self, call: &str, message: &str) -> DeviceError {
+        DeviceError::Call { device: self.name.clone(), call: call.to_owned(), message: message.to_owned() }
+    }
+
+    fn bind(&self) -> Result<(), DeviceError> {
+        self.gpu.context.bind_to_thread().map_err(|e| self.error("an earlier call", e))
+    }
+
+    fn module(&self, cubin: &Cubin) -> Result<Arc<CudaModule>, DeviceError> {
+        self.bind()?;
+        let gpu = &self.gpu;
+        let load = || CudaModule::load(gpu, &cubin.image).map_err(|e| self.error("cuModuleLoadData", e));
+        gpu.modules.get_or_make(&cubin.key, load)
+    }
+
+    fn launch_in(
+        &self,
+        module: &CudaModule,
+        kernel: &str,
+        threads: u64,
+        args: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.bind()?;
+        let call = || format!("launch of `{kernel}`");
+        let function = module.function(kernel).map_err(|e| match e.0 {
+            CUresult::CUDA_ERROR_NOT_FOUND => DeviceError::NoKernel(kernel.to_owned()),
+            _ => self.error(&call(), e),
+        })?;
+        if let Some(expected) = function.args {
+            super::check_args(&self.name, kernel, expected, args.len())?;
+        }
+        if threads == 0 {
+            return Ok(());
+        }
+        let blocks = threads.div_ceil(BLOCK_THREADS).min(self.gpu.multiprocessors * BLOCKS_PER_SM) as u32;
+        let mut pointers: Vec<*mut c_void> =
+            args.iter().map(|arg| std::ptr::from_ref(arg) as *mut c_void).collect();
+        let (grid, block) = ((blocks, 1, 1), (BLOCK_THREADS as u32, 1, 1));
+        // SAFETY: the function belongs to a loaded module; there is a value of 8 bytes for each of its
+        // parameters, which the driver copies before it returns. What the kernel does with them is the plan's
+        // responsibility: a plan that is not accepted runs in a process of its own.
+        unsafe {
+            result::launch_kernel(function.handle, grid, block, 0, self.stream.cu_stream(), &mut pointers)
+        }
+        .map_err(|e| self.error(&call(), e))
+    }
+
+    /// Runs `work` with the device's staging memory, which is allocated on first use.
+    fn with_staging<T>(
+        &self,
+        call: &str,
+        work: impl FnOnce(&mut Staging) -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.bind()?;
+        let mut staging = lock(&self.staging);
+        if staging.is_none() {
+            let made = Staging::new(self.stream.clone());
+            *staging = Some(made.map_err(|e| self.error("allocating pinned memory", e))?);
+        }
+        match staging.as_mut() {
+            Some(staging) => work(staging).map_err(|e| self.error(call, e)),
+            None => Err(self.failure(call, "no pinned memory")),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn model(&self) -> String {
+        self.gpu.model.clone()
+    }
+
+    fn versions(&self) -> String {
+        let (major, minor) = (self.gpu.driver / 1000, self.gpu.driver % 1000 / 10);
+        let nvrtc = nvrtc::version().unwrap_or_else(|e| e.to_string());
+        format!("CUDA driver {major}.{minor}, {nvrtc}, {}", self.gpu.arch)
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.gpu.memory_bytes
+    }
+
+    fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
+        let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
+        let module = self.module(&nvrtc::cached_cubin(&source, &self.gpu.arch)?)?;
+        for kernel in dkb_kernels::kernels(plan) {
+            // Loads its code now rather than within a timed or captured run; a missing kernel is reported
+            // there.
+            let _ = module.function(kernel);
+        }
+        Ok(module)
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        let out_of_memory = || DeviceError::OutOfMemory { device: self.name.clone(), bytes };
+        let size = pool_size(bytes, self.gpu.sanitize).ok_or_else(out_of_memory)?;
+        self.bind()?;
+        let memory = |address, size| CudaMemory {
+            address,
+            bytes,
+            size,
+            pool: self.pool.clone(),
+            reuse: !self.gpu.sanitize,
+        };
+        if let Some((address, size)) = self.pool.take(size) {
+            return Ok(Box::new(memory(address, size)));
+        }
+        // SAFETY: the memory is owned by the value returned, which alone frees it.
+        let mut address = unsafe { result::malloc_sync(size) };
+        if matches!(address, Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))) {
+            self.gpu.trim();
+            // SAFETY: as above.
+            address = unsafe { result::malloc_sync(size) };
+        }
+        match address {
+            Ok(address) => Ok(Box::new(memory(address, size))),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(out_of_memory()),
+            Err(e) => Err(self.error("cuMemAlloc", e)),
+        }
+    }
+
+    fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        super::check_range(&self.name, "upload", memory, offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.with_staging("upload", |staging| staging.upload(memory.address() + offset as u64, bytes))
+    }
+
+    fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        super::check_range(&self.name, "download", memory, offset, bytes.len())?;
+        if bytes.is_empty() {
+            return self.synchronize();
+        }
+        self.with_staging("download", |staging| staging.download(memory.address() + offset as u64, bytes))
+    }
+
+    fn fill(&self, memory: &dyn Memory, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError> {
+        let bytes = count.saturating_mul(elem.bytes());
+        super::check_range(&self.name, "fill", memory, 0, bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        let (address, stream) = (memory.address(), self.stream.cu_stream());
+        let pattern = &value.to_le_bytes()[..elem.bytes()];
+        // SAFETY: the range lies within an allocation of this device and is aligned to the element.
+        let status = unsafe {
+            if pattern.iter().all(|b| *b == pattern[0]) {
+                sys::cuMemsetD8Async(address, pattern[0], bytes, stream)
+            } else if pattern.len() == 2 {
+                sys::cuMemsetD16Async(address, value as u16, count, stream)
+            } else if pattern.chunks(4).all(|word| word == &pattern[..4]) {
+                sys::cuMemsetD32Async(address, value as u32, bytes / 4, stream)
+            } else {
+                return self.fill_words(address, elem, value, count);
+            }
+        };
+        status.result().map_err(|e| self.error("cuMemsetAsync", e))
+    }
+
+    fn launch(
+        &self,
+        module: &dyn Module,
+        kernel: &str,
+        threads: u64,
+        args: &[u64],
+    ) -> Result<(), DeviceError> {
+        let module = module.as_any().downcast_ref::<CudaModule>().ok_or_else(|| {
+            self.failure(
+                &format!("launch of `{kernel}`"),
+                "the module was compiled for another kind of device",
+            )
+        })?;
+        self.launch_in(module, kernel, threads, args)
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.stream.cu_stream()) }
+            .map_err(|e| self.error("cuStreamSynchronize", e))
+    }
+}
+
+const FILL_SOURCE: &str = "
+typedef unsigned long long u64;
+extern \"C\" __global__ void dkb_fill(u64* words, u64 even, u64 odd, u64 count) {
+  for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x)
+    words[i] = i % 2 == 0 ? even : odd;
+}
+";
+
+impl CudaDevice {
+    /// Fills with a pattern of 8 or 16 bytes that the driver has no call for.
+    fn fill_words(&self, address: u64, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError> {
+        let module = {
+            let mut fill = lock(&self.fill);
+            match fill.as_ref() {
+                Some(module) => module.clone(),
+                None => {
+                    let module = self.module(&nvrtc::cached_cubin(FILL_SOURCE, &self.gpu.arch)?)?;
+                    fill.insert(module).clone()
+                }
+            }
+        };
+        let even = value as u64;
+        let odd = if elem.bytes() == 16 { (value >> 64) as u64 } else { even };
+        let words = (count * elem.bytes() / 8) as u64;
+        self.launch_in(&module, "dkb_fill", words, &[address, even, odd, words])
+    }
+}
+
+/// Recorded launches that run again as one.
+pub struct Graph {
+    graph: CudaGraph,
+    device: String,
+}
+
+// SAFETY: a graph may be used from any thread, one at a time; it is not Sync.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Issues everything that was recorded on the stream it was recorded from.
+    ///
+    /// # Errors
+    /// A failed launch.
+    pub fn launch(&self) -> Result<(), DeviceError> {
+        self.graph.launch().map_err(|e| call_error(&self.device, "cuGraphLaunch", e))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn call_error(device: &str, call: &str, e: DriverError) -> DeviceError {
+    DeviceError::Call { device: device.to_owned(), call: call.to_owned(), message: words(e) }
+}
+
+/// The driver's name for an error and its explanation.
+fn words(e: DriverError) -> String {
+    let text = |s: Result<&std::ffi::CStr, DriverError>| s.map(|s| s.to_string_lossy().into_owned());
+    match (text(e.error_name()), text(e.error_string())) {
+        (Ok(name), Ok(explanation)) => format!("{name}: {explanation}"),
+        _ => format!("{:?}", e.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{AddAndSum, exercise};
+    use super::module::DRIVER_WITH_FUNCTION_CALLS;
+    use super::*;
+
+    /// Two logical devices on the first GPU, for one test at a time: recording and running out of memory
+    /// disturb others. Without a GPU: None, and a word about it.
+    fn two_on_one() -> Option<(Vec<CudaDevice>, std::sync::MutexGuard<'static, ()>)> {
+        static TURN: Mutex<()> = Mutex::new(());
+        match availability() {
+            Ok(_) => Some((open(&[0, 0]).unwrap(), lock(&TURN))),
+            Err(e) => {
+                eprintln!("skipped: {e}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn does_what_every_device_must() {
+        let Some((devices, _turn)) = two_on_one() else { return };
+        std::thread::scope(|scope| {
+            for device in &devices {
+                scope.spawn(|| exercise(device));
+            }
+        });
+    }
+
+    #[test]
+    fn freed_memory_is_used_again_and_given_up_when_it_runs_out() {
+        let Some((devices, _turn)) = two_on_one() else { return };
+        let quarter = devices[0].memory_bytes() as usize / 4;
+        let first = devices[0].alloc(quarter).unwrap().address();
+        let again = devices[0].alloc(quarter).unwrap();
+        assert!(first == again.address() || devices[0].gpu.sanitize);
+        drop(again);
+        drop(devices[1].alloc(3 * quarter).unwrap());
+        let all = devices[0].alloc(8 * quarter);
+        assert!(matches!(all, Err(DeviceError::OutOfMemory { .. })));
+        assert!(devices[0].alloc(1000).is_ok());
+    }
+
+    #[test]
+    fn wrong_launches_are_errors() {
+        let Some((devices, _turn)) = two_on_one() else { return };
+        let module = AddAndSum::new(&devices[0], 1).module;
+        let absent = devices[0].launch(&*module, "absent", 1, &[]);
+        assert!(matches!(absent, Err(DeviceError::NoKernel(name)) if name == "absent"));
+        if devices[0].gpu.driver >= DRIVER_WITH_FUNCTION_CALLS {
+            let short = devices[0].launch(&*module, "add", 1, &[1]).unwrap_err().to_string();
+            assert!(short.contains("4 parameters") && short.contains("1 arguments"), "{short}");
+        }
+    }
+
+    #[test]
+    fn recorded_work_runs_again() {
+        let Some((devices, _turn)) = two_on_one() else { return };
+        let work = AddAndSum::new(&devices[0], 100_000);
+        work.issue();
+        let blocks = work.check();
+        devices[0].begin_capture().unwrap();
+        work.issue();
+        let graph = devices[0].end_capture().unwrap();
+        for _ in 0..2 {
+            graph.launch().unwrap();
+            assert_eq!(work.check(), blocks);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Loaded machine code and its kernels.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::CudaContext;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUresult};
+
+use super::{Gpu, lock};
+use crate::device::Module;
+
+/// The first driver that tells the parameters of a kernel and loads it ahead of its first launch.
+pub(super) const DRIVER_WITH_FUNCTION_CALLS: i32 = 12_040;
+
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub(super) handle: sys::CUfunction,
+    /// Number of parameters, where the driver tells it.
+    pub(super) args: Option<usize>,
+}
+
+pub(super) struct CudaModule {
+    handle: sys::CUmodule,
+    /// Keeps the context alive, and says how to unload.
+    context: Arc<CudaContext>,
+    driver: i32,
+    functions: Mutex<HashMap<String, Function>>,
+}
+
+// SAFETY: module and function handles may be used from any thread with the context bound.
+unsafe impl Send for CudaModule {}
+// SAFETY: as above; the map is behind a lock.
+unsafe impl Sync for CudaModule {}
+
+impl Module for CudaModule {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl CudaModule {
+    /// Loads a cubin into the bound context.
+    pub(super) fn load(gpu: &Gpu, image: &[u8]) -> Result<CudaModule, DriverError> {
+        // SAFETY: `image` is a complete cubin: fresh from NVRTC or with its digest verified.
+        let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
+        Ok(CudaModule {
+            handle,
+            context: gpu.context.clone(),
+            driver: gpu.driver,
+            functions: Mutex::default(),
+        })
+    }
+
+    pub(super) fn function(&self, name: &str) -> Result<Function, DriverError> {
+        let mut functions = lock(&self.functions);
+        if let Some(function) = functions.get(name) {
+            return Ok(*function);
+        }
+        let symbol = CString::new(name).map_err(|_| DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
+        // SAFETY: the module is loaded.
+        let handle = unsafe { result::module::get_function(self.handle, symbol) }?;
+        let mut args = None;
+        if self.driver >= DRIVER_WITH_FUNCTION_CALLS {
+            // SAFETY: the function is valid, and this driver has the call.
+            unsafe { sys::cuFuncLoad(handle) }.result()?;
+            args = Some((0..).take_while(|k| has_parameter(handle, *k)).count());
+        }
+        let function = Function { handle, args };
+        functions.insert(name.to_owned(), function);
+        Ok(function)
+    }
+}
+
+/// Whether `function`, of a driver that tells, has a parameter `k`.
+fn has_parameter(function: sys::CUfunction, k: usize) -> bool {
+    let (mut offset, mut size) = (0, 0);
+    // SAFETY: the function is valid; the call writes two integers.
+    unsafe { sys::cuFuncGetParamInfo(function, k, &mut offset, &mut size) }.result().is_ok()
+}
+
+impl Drop for CudaModule {
+    fn drop(&mut self) {
+        // Launches may still be running; waiting is cheap next to unloading.
+        if self.context.synchronize().is_ok() {
+            // SAFETY: loaded once, unloaded once, and no work uses it any more.
+            let _ = unsafe { result::module::unload(self.handle) };
+        }
+    }
+}

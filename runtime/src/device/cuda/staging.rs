@@ -1,0 +1,128 @@
+//! Transfers between host and device, through pinned memory that is allocated once.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+/// Bytes of each of the two pinned buffers that uploads go through.
+const STAGING_BYTES: usize = 32 << 20;
+/// Downloads of up to this many bytes go through pinned memory, too.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// Pinned memory that transfers go through: two buffers for uploads, used in turn, and one for small
+/// downloads.
+pub(super) struct Staging {
+    stream: Arc<CudaStream>,
+    base: *mut u8,
+    /// Recorded behind the last copy out of each buffer.
+    done: [sys::CUevent; 2],
+    current: usize,
+    used: usize,
+}
+
+// SAFETY: the memory is owned, and events may be used from any thread with the context bound.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    /// In the bound context.
+    pub(super) fn new(stream: Arc<CudaStream>) -> Result<Staging, DriverError> {
+        let bytes = 2 * STAGING_BYTES + SMALL_BYTES;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let done = [result::event::create(flags)?, result::event::create(flags)?];
+        // SAFETY: the memory is owned by the value returned, which alone frees it.
+        let base = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
+        Ok(Staging { stream, base: base.cast(), done, current: 0, used: 0 })
+    }
+
+    /// Copies `bytes` into pinned memory and issues their transfer to `to`.
+    pub(super) fn upload(&mut self, mut to: CUdeviceptr, mut bytes: &[u8]) -> Result<(), DriverError> {
+        let stream = self.stream.cu_stream();
+        while !bytes.is_empty() {
+            if self.used == STAGING_BYTES {
+                // SAFETY: stream and events are alive. An event that was never recorded counts as reached.
+                unsafe {
+                    result::event::record(self.done[self.current], stream)?;
+                    self.current = 1 - self.current;
+                    result::event::synchronize(self.done[self.current])?;
+                }
+                self.used = 0;
+            }
+            let (piece, rest) = bytes.split_at(bytes.len().min(STAGING_BYTES - self.used));
+            // SAFETY: `used` and the piece lie within the current buffer, and no transfer reads that part: it
+            // was waited for when the buffer's turn came.
+            unsafe {
+                let from = self.base.add(self.current * STAGING_BYTES + self.used);
+                copy(std::slice::from_raw_parts_mut(from, piece.len()), piece);
+                sys::cuMemcpyHtoDAsync_v2(to, from.cast(), piece.len(), stream).result()?;
+            }
+            self.used = (self.used + piece.len()).next_multiple_of(256);
+            to += piece.len() as u64;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies from `from`, once all earlier work is finished.
+    pub(super) fn download(&mut self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<(), DriverError> {
+        let stream = self.stream.cu_stream();
+        let small = bytes.len() <= SMALL_BYTES;
+        // SAFETY: the third part of the staging memory has room for a small download, and only this function,
+        // under the device's lock, uses it; a large one goes to the caller's slice, which outlives the wait
+        // below.
+        unsafe {
+            let pinned = self.base.add(2 * STAGING_BYTES);
+            let to = if small { pinned } else { bytes.as_mut_ptr() };
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes.len(), stream).result()?;
+            result::stream::synchronize(stream)?;
+            if small {
+                std::ptr::copy_nonoverlapping(pinned, bytes.as_mut_ptr(), bytes.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.stream.context().bind_to_thread().is_err() {
+            return;
+        }
+        // SAFETY: made in `new`, and freed once, after all transfers are finished.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream.cu_stream());
+            let _ = result::free_host(self.base.cast());
+            for event in self.done {
+                let _ = result::event::destroy(event);
+            }
+        }
+    }
+}
+
+/// Copies with several threads where one would be slower than the link to the GPU.
+fn copy(to: &mut [u8], from: &[u8]) {
+    const PIECE_BYTES: usize = 4 << 20;
+    if from.len() <= PIECE_BYTES {
+        to.copy_from_slice(from);
+        return;
+    }
+    std::thread::scope(|scope| {
+        for (to, from) in to.chunks_mut(PIECE_BYTES).zip(from.chunks(PIECE_BYTES)) {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parallel_copy_copies_all() {
+        let from: Vec<u8> = (0..(9 << 20) + 3).map(|i: u32| (i % 251) as u8).collect();
+        let mut to = vec![0; from.len()];
+        copy(&mut to, &from);
+        assert!(to == from);
+    }
+}

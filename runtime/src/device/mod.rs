@@ -1,0 +1,292 @@
+//! Devices: where plans run. Two implementations of one interface: `cuda` and `host`.
+//!
+//! Work on a device is ordered as issued (one stream): uploads, fills, launches and downloads need no
+//! explicit waiting among themselves. Invariant: nothing outside this module touches device memory.
+
+pub mod cache;
+pub mod cuda;
+pub mod host;
+pub mod nvrtc;
+#[cfg(test)]
+mod testing;
+
+use std::sync::Arc;
+
+use dkb_kernels::Elem;
+
+/// What goes wrong on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// No such device, or no driver.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The source does not compile.
+    #[error("{compiler} cannot compile the plan's source:\n{log}")]
+    Compile {
+        /// Compiler and version.
+        compiler: String,
+        /// Its output, shortened.
+        log: String,
+    },
+    /// The module has no such kernel.
+    #[error("the source has no kernel `{0}`")]
+    NoKernel(String),
+    /// Not enough memory.
+    #[error("{device}: out of memory allocating {bytes} bytes")]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// Any other failure of a device call.
+    #[error("{device}: {call} failed: {message}")]
+    Call {
+        /// The device's name.
+        device: String,
+        /// What was being done, including the kernel's name for a launch.
+        call: String,
+        /// The driver's words.
+        message: String,
+    },
+}
+
+/// Memory of a device; freed when dropped. 256-byte aligned, with at least 64 bytes of padding behind it.
+pub trait Memory: Send + Sync {
+    /// Address on the device.
+    fn address(&self) -> u64;
+    /// Bytes asked for.
+    fn bytes(&self) -> usize;
+}
+
+/// Compiled device code.
+pub trait Module: Send + Sync {
+    /// The implementation's own type, for the device that made it.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// A device. Calls take `&self` and may come from any one thread at a time.
+pub trait Device: Send + Sync {
+    /// The implementation's own type, for what goes beyond this interface: NCCL, peer copies, graphs.
+    fn as_any(&self) -> &dyn std::any::Any;
+    /// Short name with index, such as `cuda:0` or `host:3`.
+    fn name(&self) -> String;
+    /// The hardware, such as `NVIDIA H200` or the CPU model.
+    fn model(&self) -> String;
+    /// Driver and compiler versions, for reports.
+    fn versions(&self) -> String;
+    /// Total memory in bytes.
+    fn memory_bytes(&self) -> u64;
+    /// Compiles a plan's source (see [`dkb_kernels::cuda_translation_unit`]), or takes it from the disk
+    /// cache.
+    ///
+    /// # Errors
+    /// [`DeviceError::Compile`], or no compiler.
+    fn compile(&self, plan: &dkb_kernels::Plan) -> Result<Arc<dyn Module>, DeviceError>;
+    /// Uninitialised memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError>;
+    /// Copies host bytes to `memory` at `offset`. The source may be reused on return.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Copies from `memory` at `offset` into `bytes`, waiting for all earlier work.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Sets `count` elements of type `elem` from the start of `memory` to the low bytes of `value`.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn fill(&self, memory: &dyn Memory, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError>;
+    /// Launches a kernel for `threads` work items. Every argument is 8 bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoKernel`], or a failed launch.
+    fn launch(
+        &self,
+        module: &dyn Module,
+        kernel: &str,
+        threads: u64,
+        args: &[u64],
+    ) -> Result<(), DeviceError>;
+    /// Waits for all work issued so far.
+    ///
+    /// # Errors
+    /// A failure of earlier work.
+    fn synchronize(&self) -> Result<(), DeviceError>;
+}
+
+/// Alignment of every allocation, in bytes.
+pub const MEMORY_ALIGN: usize = 256;
+/// Bytes behind every allocation that kernels may read.
+pub const MEMORY_PADDING: usize = 64;
+
+/// The most logical devices a process opens.
+const MAX_DEVICES: usize = 64;
+
+/// Which kind of device to run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum DeviceKind {
+    /// GPUs where there are any and NVRTC is installed, else the host.
+    #[default]
+    Auto,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// The cores of this machine.
+    Host,
+}
+
+/// Which devices of a kind. Without either field: one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DeviceSpec {
+    /// `--gpus`: this many distinct GPUs, or this many logical host devices.
+    pub gpus: Option<usize>,
+    /// `--devices`: one logical device per entry, on the GPU with that ordinal; entries may repeat.
+    pub devices: Option<Vec<usize>>,
+}
+
+impl DeviceSpec {
+    fn count(&self) -> Result<usize, DeviceError> {
+        let bad = |text: String| Err(DeviceError::Unavailable(text));
+        let (option, count) = match (self.gpus, &self.devices) {
+            (Some(_), Some(_)) => return bad("--gpus and --devices exclude each other: give one".to_owned()),
+            (_, Some(list)) => ("--devices", list.len()),
+            (gpus, None) => ("--gpus", gpus.unwrap_or(1)),
+        };
+        if (1..=MAX_DEVICES).contains(&count) {
+            Ok(count)
+        } else {
+            bad(format!("{option} names {count} devices: take 1 to {MAX_DEVICES}"))
+        }
+    }
+}
+
+/// Opens devices. The first is the root.
+///
+/// # Errors
+/// [`DeviceError::Unavailable`] names the option and what this machine has.
+pub fn open_devices(kind: DeviceKind, spec: &DeviceSpec) -> Result<Vec<Arc<dyn Device>>, DeviceError> {
+    let count = spec.count()?;
+    let gpus = match kind {
+        DeviceKind::Host => None,
+        DeviceKind::Cuda => {
+            Some(cuda::availability().map_err(|e| DeviceError::Unavailable(format!("--device cuda: {e}")))?)
+        }
+        DeviceKind::Auto => cuda::availability().inspect_err(|e| tracing::info!("no GPU is used: {e}")).ok(),
+    };
+    let Some(gpus) = gpus else {
+        let devices = host::HostDevice::open(count).into_iter();
+        return Ok(devices.map(|d| Arc::new(d) as Arc<dyn Device>).collect());
+    };
+    let ordinals = ordinals(spec, count, &gpus.models)?;
+    let devices = cuda::open(&ordinals)?.into_iter();
+    Ok(devices.map(|d| Arc::new(d) as Arc<dyn Device>).collect())
+}
+
+/// The GPUs that `spec` means, on a machine that has `models`.
+fn ordinals(spec: &DeviceSpec, count: usize, models: &[String]) -> Result<Vec<usize>, DeviceError> {
+    let has = || {
+        let plural = if models.len() == 1 { "" } else { "s" };
+        format!("this machine has {} GPU{plural} ({})", models.len(), models.first().map_or("", |m| m))
+    };
+    match &spec.devices {
+        Some(list) => match list.iter().find(|ordinal| **ordinal >= models.len()) {
+            Some(ordinal) => {
+                Err(DeviceError::Unavailable(format!("--devices: there is no GPU {ordinal}: {}", has())))
+            }
+            None => Ok(list.clone()),
+        },
+        None if count > models.len() => Err(DeviceError::Unavailable(format!("--gpus {count}: {}", has()))),
+        None => Ok((0..count).collect()),
+    }
+}
+
+fn check_range(
+    device: &str,
+    call: &str,
+    memory: &dyn Memory,
+    offset: usize,
+    len: usize,
+) -> Result<(), DeviceError> {
+    if offset.checked_add(len).is_some_and(|end| end <= memory.bytes()) {
+        return Ok(());
+    }
+    let message = format!("{len} bytes at offset {offset} do not lie within {} bytes", memory.bytes());
+    Err(DeviceError::Call { device: device.to_owned(), call: call.to_owned(), message })
+}
+
+fn check_args(device: &str, kernel: &str, expected: usize, actual: usize) -> Result<(), DeviceError> {
+    if expected == actual {
+        return Ok(());
+    }
+    let message = format!("the kernel has {expected} parameters, and the plan gives {actual} arguments");
+    Err(DeviceError::Call { device: device.to_owned(), call: format!("launch of `{kernel}`"), message })
+}
+
+fn bad_source(e: dkb_kernels::SourceError) -> DeviceError {
+    DeviceError::Compile { compiler: "dkb".to_owned(), log: e.to_string() }
+}
+
+/// A compiler's log without what nobody reads.
+fn shorten(log: &str) -> String {
+    const LINES: usize = 40;
+    const LINE_CHARS: usize = 400;
+    let mut lines: Vec<String> =
+        log.trim().lines().take(LINES).map(|line| line.chars().take(LINE_CHARS).collect()).collect();
+    let left = log.trim().lines().count().saturating_sub(LINES);
+    if left > 0 {
+        lines.push(format!("... and {left} more lines"));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_are_resolved_or_refused_by_name() {
+        let models = vec!["NVIDIA H200".to_owned(); 2];
+        let spec =
+            |gpus, devices: Option<&[usize]>| DeviceSpec { gpus, devices: devices.map(<[usize]>::to_vec) };
+        let resolve = |spec: DeviceSpec| {
+            spec.count().and_then(|count| ordinals(&spec, count, &models)).map_err(|e| e.to_string())
+        };
+        assert_eq!(resolve(spec(None, None)), Ok(vec![0]));
+        assert_eq!(resolve(spec(Some(2), None)), Ok(vec![0, 1]));
+        assert_eq!(resolve(spec(None, Some(&[0, 0, 1, 1]))), Ok(vec![0, 0, 1, 1]));
+        let message = "--gpus 4: this machine has 2 GPUs (NVIDIA H200)";
+        assert_eq!(resolve(spec(Some(4), None)), Err(message.to_owned()));
+        assert!(resolve(spec(None, Some(&[2]))).unwrap_err().contains("no GPU 2"));
+        assert!(resolve(spec(Some(0), None)).unwrap_err().contains("1 to 64"));
+        assert!(resolve(spec(Some(1), Some(&[0]))).unwrap_err().contains("exclude"));
+    }
+
+    #[test]
+    fn host_devices_are_numbered() {
+        let spec = DeviceSpec { gpus: Some(4), devices: None };
+        let devices = open_devices(DeviceKind::Host, &spec).unwrap();
+        let names: Vec<String> = devices.iter().map(|d| d.name()).collect();
+        assert_eq!(names, ["host:0", "host:1", "host:2", "host:3"]);
+        assert!(devices.iter().all(|d| d.memory_bytes() > 0 && !d.model().is_empty()));
+    }
+
+    #[test]
+    fn cuda_without_a_driver_says_what_to_do() {
+        match open_devices(DeviceKind::Cuda, &DeviceSpec::default()) {
+            Ok(_) => eprintln!("skipped: this machine has a GPU"),
+            Err(e) => assert!(e.to_string().starts_with("--device cuda: "), "{e}"),
+        }
+    }
+
+    #[test]
+    fn long_logs_are_cut() {
+        assert_eq!(shorten("a\nb\n"), "a\nb");
+        assert!(shorten(&"x\n".repeat(100)).ends_with("... and 60 more lines"));
+    }
+}

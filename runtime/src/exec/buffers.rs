@@ -1,0 +1,287 @@
+//! Sizes in force, and where a plan's buffers lie on each device.
+//!
+//! Buffers that start alike share one allocation (a slab), so that starting a run takes a few fills, and
+//! flags and counters share one small slab, so that checking a run takes one download. Under a memory
+//! checker (`DKB_SANITIZE`) every other buffer has an allocation of its own.
+
+use std::collections::HashMap;
+use std::env;
+
+use dkb_kernels::expr::eval;
+use dkb_kernels::{Elem, Start};
+
+use super::Error;
+use super::program::Program;
+use crate::device::{Device, DeviceError, Memory};
+
+/// Bytes between buffers of a slab.
+const ALIGN: usize = 256;
+/// Bytes between counters.
+const COUNTER_ALIGN: usize = 64;
+/// No buffer may be larger, whatever a length expression says.
+const MAX_BUFFER_BYTES: u64 = 1 << 44;
+
+/// The rows of tables (`rows(t)`) and entries of dictionaries (`dict(t.c)`).
+pub(crate) type Facts = HashMap<String, u64>;
+
+/// What length expressions may refer to.
+pub(crate) struct Env<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) facts: &'a Facts,
+    /// Capacities in force; while sizes are computed, the earlier ones.
+    pub(crate) sizes: &'a [u64],
+    pub(crate) parts: u64,
+}
+
+impl Env<'_> {
+    /// Evaluates a length expression; `rows` is the meaning of the plain name.
+    pub(crate) fn eval(&self, text: &str, rows: Option<u64>) -> Result<u64, Error> {
+        if let (Some(rows), "rows") = (rows, text) {
+            return Ok(rows);
+        }
+        let lookup = |name: &str| match name {
+            "rows" => rows,
+            "parts" => Some(self.parts),
+            _ => match self.program.plan.sizes.get_index_of(name) {
+                Some(at) => self.sizes.get(at).copied(),
+                None => self.facts.get(name).copied(),
+            },
+        };
+        eval(text, &lookup).map_err(|e| Error::Execution(format!("length {e}")))
+    }
+}
+
+/// The capacities of all sizes: as the plan says, divided among parts where state is sharded, divided by
+/// `shrink` where a counter watches, and never below `learned`.
+///
+/// # Errors
+/// An expression that cannot be evaluated, or a capacity beyond any memory.
+pub(crate) fn capacities(
+    program: &Program,
+    facts: &Facts,
+    parts: u64,
+    shrink: Option<u64>,
+    learned: &[u64],
+) -> Result<Vec<u64>, Error> {
+    let mut sizes = Vec::with_capacity(program.plan.sizes.len());
+    for (at, (name, size)) in program.plan.sizes.iter().enumerate() {
+        let mut rows = Env { program, facts, sizes: &sizes, parts }.eval(&size.value, None)?;
+        if let Some(counter) = program.counters[at] {
+            if program.is_sharded(counter) {
+                rows = rows.div_ceil(parts);
+            }
+            rows /= shrink.unwrap_or(1).max(1);
+        }
+        rows = rows.max(1).max(learned[at]);
+        if rows > MAX_BUFFER_BYTES {
+            return Err(Error::Execution(format!(
+                "size `{name}`: {rows} rows are beyond any device's memory"
+            )));
+        }
+        sizes.push(if size.pow2 { rows.next_power_of_two() } else { rows });
+    }
+    Ok(sizes)
+}
+
+/// What a slab is for; slabs of different use are started and downloaded apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Flags, and counters that accumulate over a whole run.
+    Status,
+    /// Counters that are started anew for each part.
+    PartStatus,
+    /// Buffers that are started anew for each part.
+    Part,
+    /// Columns of the result.
+    Result,
+    /// All else.
+    Plain,
+}
+
+/// One allocation on every device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slab {
+    pub(crate) purpose: Use,
+    start: Start,
+    /// The element type to fill with; u8 where the start is the same for all types.
+    elem: Elem,
+    pub(crate) bytes: usize,
+}
+
+/// Where one buffer lies.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Place {
+    pub(crate) slab: usize,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    /// Elements.
+    pub(crate) len: u64,
+}
+
+/// Where all buffers lie, the same on every device.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    pub(crate) slabs: Vec<Slab>,
+    /// By buffer.
+    pub(crate) places: Vec<Place>,
+    pub(crate) flags: Place,
+}
+
+impl Layout {
+    /// Lays out the buffers for the capacities of `env`.
+    ///
+    /// # Errors
+    /// A length that cannot be evaluated or is beyond any memory.
+    pub(crate) fn new(env: &Env) -> Result<Layout, Error> {
+        let program = env.program;
+        let mut layout = Layout::default();
+        let apart = sanitizing();
+        layout.flags = layout.put(Use::Status, Start::Zero, Elem::U32, 2, false).unwrap_or_default();
+        for (at, buffer) in program.plan.buffers.iter().enumerate() {
+            let sharded = env.parts > 1 && program.is_sharded(at);
+            let purpose = match (program.counters.contains(&Some(at)), sharded) {
+                (true, false) => Use::Status,
+                (true, true) => Use::PartStatus,
+                (false, true) => Use::Part,
+                (false, false) if program.in_result[at] => Use::Result,
+                (false, false) => Use::Plain,
+            };
+            let len = env.eval(&buffer.len, None)?;
+            let place = layout.put(purpose, buffer.start, buffer.ty, len, apart).ok_or_else(|| {
+                Error::Execution(format!(
+                    "buffer `{}`: {len} elements are beyond any device's memory",
+                    buffer.name
+                ))
+            })?;
+            layout.places.push(place);
+        }
+        Ok(layout)
+    }
+
+    fn put(&mut self, purpose: Use, start: Start, elem: Elem, len: u64, apart: bool) -> Option<Place> {
+        let bytes = len.saturating_mul(elem.bytes() as u64);
+        if bytes > MAX_BUFFER_BYTES {
+            return None;
+        }
+        let status = matches!(purpose, Use::Status | Use::PartStatus);
+        let align = if status { COUNTER_ALIGN } else { ALIGN };
+        let fill = if matches!(start, Start::Min | Start::Max) { elem } else { Elem::U8 };
+        let same =
+            |s: &Slab| s.purpose == purpose && s.start == start && s.elem == fill && (status || !apart);
+        let slab = self.slabs.iter().position(same).unwrap_or_else(|| {
+            self.slabs.push(Slab { purpose, start, elem: fill, bytes: 0 });
+            self.slabs.len() - 1
+        });
+        let offset = self.slabs[slab].bytes;
+        // A byte at least, so that every buffer has an address of its own.
+        self.slabs[slab].bytes = offset + (bytes.max(1) as usize).next_multiple_of(align);
+        Some(Place { slab, offset, bytes: bytes as usize, len })
+    }
+
+    /// Bytes of all buffers on one device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slabs.iter().map(|s| s.bytes as u64).sum()
+    }
+}
+
+/// Whether a memory checker watches: no sharing of allocations, no poison that would hide reads of
+/// uninitialised memory.
+pub(crate) fn sanitizing() -> bool {
+    env::var_os("DKB_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0")
+}
+
+/// The allocations of one device, kept between runs.
+#[derive(Default)]
+pub(crate) struct Slabs {
+    memory: Vec<Box<dyn Memory>>,
+}
+
+impl Slabs {
+    /// Makes room for `layout`, keeping allocations that are large enough.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn fit(&mut self, device: &dyn Device, layout: &Layout) -> Result<(), DeviceError> {
+        self.memory.truncate(layout.slabs.len());
+        if let Some(small) = self.memory.iter().zip(&layout.slabs).position(|(m, s)| m.bytes() < s.bytes) {
+            self.memory.truncate(small);
+        }
+        for slab in &layout.slabs[self.memory.len()..] {
+            self.memory.push(device.alloc(slab.bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Gives every buffer its start value, or only those that hold one part. `poison` fills those that
+    /// start unspecified.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn start(
+        &self,
+        device: &dyn Device,
+        layout: &Layout,
+        only_parts: bool,
+        poison: Option<u8>,
+    ) -> Result<(), DeviceError> {
+        for (slab, memory) in layout.slabs.iter().zip(&self.memory) {
+            if only_parts && !matches!(slab.purpose, Use::Part | Use::PartStatus) {
+                continue;
+            }
+            let (elem, value) = match (slab.start, poison) {
+                // Slabs are multiples of 64 bytes.
+                (Start::Zero, _) => (Elem::U64, 0),
+                (Start::Min | Start::Max, _) => (slab.elem, extreme(slab.elem, slab.start)),
+                (Start::Poison, Some(pattern)) => (Elem::U8, i128::from(pattern)),
+                (Start::Poison, None) => continue,
+            };
+            device.fill(memory.as_ref(), elem, value, slab.bytes / elem.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// The address of a buffer.
+    pub(crate) fn address(&self, place: &Place) -> u64 {
+        self.memory[place.slab].address() + place.offset as u64
+    }
+
+    /// The allocation a buffer lies in.
+    pub(crate) fn memory(&self, slab: usize) -> &dyn Memory {
+        self.memory[slab].as_ref()
+    }
+
+    /// Gives all memory back.
+    pub(crate) fn clear(&mut self) {
+        self.memory.clear();
+    }
+}
+
+/// The smallest or largest value of a type, as the low bytes of an integer.
+fn extreme(elem: Elem, start: Start) -> i128 {
+    let min = start == Start::Min;
+    let signed = |bits: u32| if min { -(1i128 << (bits - 1)) } else { (1i128 << (bits - 1)) - 1 };
+    match elem {
+        Elem::U8 | Elem::U16 | Elem::U32 | Elem::U64 => {
+            if min {
+                0
+            } else {
+                -1
+            }
+        }
+        Elem::I8 => signed(8),
+        Elem::I16 => signed(16),
+        Elem::I32 => signed(32),
+        Elem::I64 => signed(64),
+        Elem::I128 => {
+            if min {
+                i128::MIN
+            } else {
+                i128::MAX
+            }
+        }
+        Elem::F64 => {
+            let end = if min { f64::NEG_INFINITY } else { f64::INFINITY };
+            i128::from(end.to_bits())
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Execution of a checked kernel plan on N devices.
+//!
+//! * `program`: the plan with names resolved to indices;
+//! * `buffers`: sizes, and where buffers lie;
+//! * `columns`: tables' columns on devices, resident or streamed;
+//! * `schedule`: phases, launches, reruns;
+//! * `reduce`: what happens between devices when a phase ends;
+//! * `result` and `finish`: from buffers to an Arrow batch.
+//!
+//! Invariant: a wrong size costs a rerun, never an answer; a rerun starts from freshly started buffers on
+//! every device.
+
+pub(crate) mod buffers;
+pub(crate) mod columns;
+pub(crate) mod finish;
+pub(crate) mod program;
+mod reduce;
+pub(crate) mod result;
+pub(crate) mod schedule;
+#[cfg(test)]
+mod tests;
+
+use dkb_kernels::{CheckError, PackError};
+use dkb_planner::PlanError;
+
+use crate::device::DeviceError;
+use crate::table::TableError;
+
+/// Why a query gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Parquet files that cannot be opened or read.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// A device, its compiler or its memory.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The query or its parameters are wrong; no engine can run it.
+    #[error("{0}")]
+    Query(String),
+    /// A valid query that generated kernels do not cover; DataFusion can run it.
+    #[error("not supported on the device: {0}")]
+    Unsupported(String),
+    /// The plan is malformed, or does not fit the data set.
+    #[error("the plan is not valid: {0}")]
+    Plan(#[from] CheckError),
+    /// The data violates an assumption of the plan, and no other plan could be made.
+    #[error("the data violates assumption {index} of the plan: {text}")]
+    Assumption {
+        /// Index in [`dkb_kernels::Plan::assumes`].
+        index: usize,
+        /// The assumption.
+        text: String,
+    },
+    /// The query fails on this data: decimal overflow, division by zero, a scalar subquery with more rows.
+    #[error("{0}")]
+    Data(String),
+    /// The run cannot go on for another reason.
+    #[error("{0}")]
+    Execution(String),
+}
+
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Query(message) => Error::Query(message),
+            PlanError::Unsupported(message) => Error::Unsupported(message),
+        }
+    }
+}
+
+impl From<PackError> for Error {
+    fn from(error: PackError) -> Self {
+        Error::Query(error.to_string())
+    }
+}

@@ -1,0 +1,543 @@
+//! Phases, launches and reruns: one run of a program from bound parameters to its result's rows.
+//!
+//! One host thread a device issues its launches between two exchanges; device 0 is the root. Invariant:
+//! nothing that a run learns, sizes included, is kept for the next.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+use dkb_kernels::{On, Over, ParamWord};
+
+use super::Error;
+use super::buffers::{Env, Facts, Layout, Slabs, Use, capacities, sanitizing};
+use super::columns::{DeviceColumn, DeviceDict, Pointers, Store};
+use super::program::{Call, ColumnUse, Program, Slot, Step};
+use super::reduce;
+use super::result::{self, RawColumn};
+use crate::device::{Device, DeviceError, Memory, Module};
+
+/// A size that is still too small after so many reruns is a defect of the plan.
+const MAX_RERUNS: u64 = 20;
+/// State is divided into at most so many parts.
+const MAX_PARTS: u64 = 1024;
+
+/// One device's side of a prepared query.
+pub(crate) struct Worker {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) module: Arc<dyn Module>,
+    pub(crate) slabs: Slabs,
+    params: Option<Box<dyn Memory>>,
+    /// By column of the program; empty until loaded, and where columns are streamed.
+    pub(crate) columns: Vec<Arc<DeviceColumn>>,
+    /// By dictionary of the program.
+    pub(crate) dicts: Vec<Arc<DeviceDict>>,
+}
+
+impl Worker {
+    /// A device with the program's compiled source.
+    pub(crate) fn new(device: Arc<dyn Device>, module: Arc<dyn Module>) -> Worker {
+        Worker {
+            device,
+            module,
+            slabs: Slabs::default(),
+            params: None,
+            columns: Vec::new(),
+            dicts: Vec::new(),
+        }
+    }
+
+    fn bind(&mut self, program: &Program, values: &[ParamWord]) -> Result<(), Error> {
+        let bytes = program.params.packed_bytes(values);
+        let memory = match self.params.take() {
+            Some(memory) if memory.bytes() >= bytes => memory,
+            _ => self.device.alloc(bytes.next_multiple_of(256))?,
+        };
+        let packed = program.params.pack(values, memory.address())?;
+        self.device.upload(memory.as_ref(), 0, &packed)?;
+        self.params = Some(memory);
+        Ok(())
+    }
+}
+
+/// What a run is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RunOptions {
+    /// Fill unspecified buffers with a pattern that changes between runs.
+    pub(crate) poison: bool,
+    /// Divide every watched size by this.
+    pub(crate) shrink: Option<u64>,
+    /// Divide state into this many parts.
+    pub(crate) shards: Option<u64>,
+    /// Bytes a device may use for columns and buffers.
+    pub(crate) budget_bytes: u64,
+}
+
+/// The outcome of a run.
+pub(crate) enum Outcome {
+    /// The result's rows.
+    Rows(Output),
+    /// An assumption does not hold.
+    Violated(usize),
+    /// The buffers have outgrown the memory; more parts may help.
+    TooLarge,
+}
+
+/// The rows of a run, before `finish`.
+pub(crate) struct Output {
+    pub(crate) columns: Vec<RawColumn>,
+    pub(crate) rows: usize,
+    pub(crate) tally: Tally,
+    pub(crate) rows_per_device: Vec<u64>,
+    pub(crate) reruns: u64,
+}
+
+/// What was launched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) launches: u64,
+    /// Table rows streamed over.
+    pub(crate) rows: u64,
+}
+
+/// What a run begins with; it depends on the data set and the plan alone.
+pub(crate) struct Setup {
+    /// Into how many parts sharded state is divided.
+    pub(crate) parts: u64,
+    /// The most that buffers may take, where more parts would help; in bytes.
+    limit_bytes: Option<u64>,
+    sizes: Vec<u64>,
+    layout: Layout,
+}
+
+impl Setup {
+    /// Takes the number of parts asked for, or `least` or more: as few as fit the budget beside the columns.
+    /// `column_bytes` says how many bytes of columns a device holds, with whole tables on each or not.
+    ///
+    /// # Errors
+    /// Lengths that cannot be evaluated.
+    pub(crate) fn new(
+        program: &Program,
+        facts: &Facts,
+        options: &RunOptions,
+        least: u64,
+        column_bytes: impl Fn(bool) -> Result<u64, Error>,
+    ) -> Result<Setup, Error> {
+        let learned = vec![0; program.counters.len()];
+        let mut parts = match (&program.shard, options.shards) {
+            (None, _) => 1,
+            (Some(_), Some(parts)) => parts.clamp(1, MAX_PARTS),
+            (Some(_), None) => least,
+        };
+        loop {
+            let sizes = capacities(program, facts, parts, options.shrink, &learned)?;
+            let layout = Layout::new(&Env { program, facts, sizes: &sizes, parts })?;
+            let more_helps = program.shard.is_some() && options.shards.is_none() && parts < MAX_PARTS;
+            let limit_bytes = match more_helps {
+                true => Some(options.budget_bytes.saturating_sub(column_bytes(parts > 1)?)),
+                false => None,
+            };
+            if limit_bytes.is_none_or(|limit| layout.bytes() <= limit) {
+                return Ok(Setup { parts, limit_bytes, sizes, layout });
+            }
+            parts *= 2;
+        }
+    }
+}
+
+/// Runs a program whose columns are loaded, repeating it while a size is too small.
+///
+/// # Errors
+/// Device failures, a failing query, or a size that never suffices.
+pub(crate) fn run(
+    program: &Program,
+    store: &Store,
+    facts: &Facts,
+    workers: &mut [Worker],
+    values: &[ParamWord],
+    setup: &Setup,
+    options: &RunOptions,
+) -> Result<Outcome, Error> {
+    for worker in workers.iter_mut() {
+        worker.bind(program, values)?;
+    }
+    let parts = setup.parts;
+    let mut learned = vec![0; program.counters.len()];
+    let mut grown: Option<(Vec<u64>, Layout)> = None;
+    let mut reruns = 0;
+    loop {
+        let (sizes, layout) = grown.as_ref().map_or((&setup.sizes, &setup.layout), |(s, l)| (s, l));
+        if setup.limit_bytes.is_some_and(|limit| layout.bytes() > limit) {
+            return Ok(Outcome::TooLarge);
+        }
+        for worker in workers.iter_mut() {
+            match fit(worker, store, layout) {
+                Err(DeviceError::OutOfMemory { .. }) if setup.limit_bytes.is_some() => {
+                    return Ok(Outcome::TooLarge);
+                }
+                other => other?,
+            }
+        }
+        let poison = (options.poison && !sanitizing()).then(next_pattern);
+        let machine = Machine { env: Env { program, facts, sizes, parts }, store, layout, workers, poison };
+        let mut counts = vec![0; sizes.len()];
+        let tallies = machine.run(&mut counts)?;
+        let status = machine.on_all(|_, worker| machine.status(worker))?;
+        status.iter().for_each(|s| raise(&mut counts, &s.counters));
+
+        let too_small: Vec<usize> = (0..sizes.len()).filter(|s| counts[*s] > sizes[*s]).collect();
+        if !too_small.is_empty() && reruns < MAX_RERUNS {
+            for size in too_small {
+                let pow2 = program.plan.sizes[size].pow2;
+                let wanted = if pow2 { counts[size].saturating_mul(2) } else { counts[size] };
+                learned[size] = wanted.max(sizes[size].saturating_mul(2));
+            }
+            let sizes = capacities(program, facts, parts, options.shrink, &learned)?;
+            let layout = Layout::new(&Env { program, facts, sizes: &sizes, parts })?;
+            grown = Some((sizes, layout));
+            reruns += 1;
+            continue;
+        }
+        // Flags count only when nothing was cut short; else they may come from incomplete input.
+        let violated = status.iter().fold(0, |all, s| all | s.flags[0]);
+        if violated != 0 {
+            return Ok(Outcome::Violated(violated.trailing_zeros() as usize));
+        }
+        if let Some(size) = too_small.first() {
+            let (name, _) = program.plan.sizes.get_index(*size).unzip();
+            return Err(Error::Execution(format!(
+                "size `{}` is still too small after {reruns} reruns: {} rows for a capacity of {}",
+                name.map_or("", String::as_str),
+                counts[*size],
+                sizes[*size]
+            )));
+        }
+        if let Some(code) = status.iter().map(|s| s.flags[1]).find(|code| *code != 0) {
+            return Err(Error::Data(data_error(code)));
+        }
+        let (columns, rows) = result::download(&machine, &status)?;
+        let tally = tallies.iter().fold(Tally::default(), |a, b| a.plus(*b));
+        let rows_per_device = tallies.iter().map(|t| t.rows).collect();
+        return Ok(Outcome::Rows(Output { columns, rows, tally, rows_per_device, reruns }));
+    }
+}
+
+fn fit(worker: &mut Worker, store: &Store, layout: &Layout) -> Result<(), DeviceError> {
+    match worker.slabs.fit(worker.device.as_ref(), layout) {
+        Err(DeviceError::OutOfMemory { .. }) => {
+            worker.slabs.clear();
+            store.evict();
+            worker.slabs.fit(worker.device.as_ref(), layout)
+        }
+        other => other,
+    }
+}
+
+/// A byte that differs from run to run.
+fn next_pattern() -> u8 {
+    static PATTERN: AtomicU8 = AtomicU8::new(0xA5);
+    PATTERN.fetch_add(37, Ordering::Relaxed)
+}
+
+/// The meaning of `flags[1]`.
+fn data_error(code: u32) -> String {
+    match code {
+        1 => "decimal overflow".to_owned(),
+        2 => "division by zero".to_owned(),
+        3 => "a scalar subquery returned more than one row".to_owned(),
+        other => format!("a kernel reported error code {other}"),
+    }
+}
+
+impl Tally {
+    fn plus(self, other: Tally) -> Tally {
+        Tally { launches: self.launches + other.launches, rows: self.rows + other.rows }
+    }
+}
+
+/// One attempt: everything that launches and exchanges need.
+pub(crate) struct Machine<'a> {
+    pub(crate) env: Env<'a>,
+    pub(crate) store: &'a Store,
+    pub(crate) layout: &'a Layout,
+    pub(crate) workers: &'a [Worker],
+    poison: Option<u8>,
+}
+
+/// What one launch's arguments refer to.
+#[derive(Clone, Copy)]
+struct Frame<'a> {
+    rows: Option<u64>,
+    first_row: u64,
+    part: u64,
+    /// By column of the program.
+    columns: &'a [Pointers],
+    /// By buffer: a peer's staged copies.
+    peers: &'a [u64],
+}
+
+impl Machine<'_> {
+    /// Calls `work` for every device, concurrently.
+    ///
+    /// # Errors
+    /// The first device's that fails.
+    pub(crate) fn on_all<T: Send>(
+        &self,
+        work: impl Fn(usize, &Worker) -> Result<T, Error> + Sync,
+    ) -> Result<Vec<T>, Error> {
+        if let [only] = self.workers {
+            return Ok(vec![work(0, only)?]);
+        }
+        let work = &work;
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                self.workers.iter().enumerate().map(|(d, w)| scope.spawn(move || work(d, w))).collect();
+            let results: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+            let died = |_| Error::Execution("a device's thread died".to_owned());
+            results.into_iter().map(|r| r.map_err(died)?).collect()
+        })
+    }
+
+    /// All phases from freshly started buffers. `counts` receives the largest value of every counter.
+    fn run(&self, counts: &mut [u64]) -> Result<Vec<Tally>, Error> {
+        let program = self.env.program;
+        let mut tallies = vec![Tally::default(); self.workers.len()];
+        let mut add = |more: Vec<Tally>| {
+            for (sum, more) in tallies.iter_mut().zip(more) {
+                *sum = sum.plus(more);
+            }
+        };
+        let sharded = program.shard.as_ref().filter(|_| self.env.parts > 1);
+        let mut started = false;
+        let mut at = 0;
+        while at < program.steps.len() {
+            let end = match sharded {
+                Some(shard) if shard.first == at => {
+                    add(self.sharded(shard.first, shard.last, started, counts)?);
+                    shard.last + 1
+                }
+                _ => {
+                    let stop = sharded.map(|s| s.first).filter(|first| *first > at);
+                    let stop = stop.unwrap_or(program.steps.len());
+                    let breaker = (at..stop).find(|s| self.exchanges(*s)).map_or(stop, |s| s + 1);
+                    add(self.on_all(|device, worker| {
+                        if !started {
+                            self.start(worker, false)?;
+                        }
+                        let steps = &program.steps[at..breaker];
+                        steps.iter().try_fold(Tally::default(), |tally, step| {
+                            Ok(tally.plus(self.step(device, worker, step, 0, false)?))
+                        })
+                    })?);
+                    if self.exchanges(breaker - 1) {
+                        reduce::exchange(self, breaker - 1..breaker, counts)?;
+                    }
+                    breaker
+                }
+            };
+            started = true;
+            at = end;
+        }
+        Ok(tallies)
+    }
+
+    fn start(&self, worker: &Worker, only_parts: bool) -> Result<(), Error> {
+        Ok(worker.slabs.start(worker.device.as_ref(), self.layout, only_parts, self.poison)?)
+    }
+
+    /// Whether the devices' buffers become one when a step ends. Where every device does the same work,
+    /// nothing need be exchanged.
+    fn exchanges(&self, step: usize) -> bool {
+        let step = &self.env.program.steps[step];
+        self.workers.len() > 1
+            && step.on != On::Each
+            && step.writes.iter().any(|b| reduce::is_reduced(self, *b))
+    }
+
+    /// Runs steps `first..=last` once a part, part p on device p modulo the number of devices.
+    fn sharded(
+        &self,
+        first: usize,
+        last: usize,
+        started: bool,
+        counts: &mut [u64],
+    ) -> Result<Vec<Tally>, Error> {
+        let (steps, devices) = (&self.env.program.steps[first..=last], self.workers.len() as u64);
+        let mut tallies = vec![Tally::default(); self.workers.len()];
+        for pass in 0..self.env.parts.div_ceil(devices) {
+            let more = self.on_all(|device, worker| {
+                if pass == 0 && !started {
+                    self.start(worker, false)?;
+                } else if pass > 0 {
+                    self.start(worker, true)?;
+                }
+                let part = pass * devices + device as u64;
+                if part >= self.env.parts {
+                    return Ok(Tally::default());
+                }
+                steps.iter().try_fold(Tally::default(), |tally, step| {
+                    Ok(tally.plus(self.step(device, worker, step, part, true)?))
+                })
+            })?;
+            for (sum, more) in tallies.iter_mut().zip(more) {
+                *sum = sum.plus(more);
+            }
+            let status = self.on_all(|_, worker| self.status_in(worker, Use::PartStatus))?;
+            status.iter().for_each(|s| raise(counts, &s.counters));
+        }
+        if devices > 1 {
+            reduce::exchange(self, first..last + 1, counts)?;
+        }
+        Ok(tallies)
+    }
+
+    /// Runs one step on one device. In a part, every device runs whole tables, and there is no root.
+    fn step(
+        &self,
+        device: usize,
+        worker: &Worker,
+        step: &Step,
+        part: u64,
+        whole: bool,
+    ) -> Result<Tally, Error> {
+        if step.on == On::Root && device != 0 && !whole {
+            return Ok(Tally::default());
+        }
+        let program = self.env.program;
+        let once = |rows: Option<u64>| {
+            self.launches(worker, step, Frame { rows, first_row: 0, part, columns: &[], peers: &[] })
+        };
+        let table = match &step.over {
+            Over::Nothing => return once(None),
+            Over::Size(size) => {
+                return once(program.plan.sizes.get_index_of(size).map(|s| self.env.sizes[s]));
+            }
+            Over::Dict(table, column) => {
+                return once(Some(self.env.eval(&format!("dict({table}.{column})"), None)?));
+            }
+            Over::Table(table) => table,
+        };
+        let columns: Vec<&ColumnUse> = step.columns.iter().map(|c| &program.columns[*c]).collect();
+        let ranges = self.store.ranges(table, device, whole, &columns)?;
+        let mut pointers = vec![Pointers::default(); program.columns.len()];
+        let mut tally = Tally::default();
+        if self.store.streams && !columns.is_empty() {
+            self.store.stream(device, table, &columns, ranges, |range, loaded| {
+                for (at, column) in step.columns.iter().zip(loaded) {
+                    pointers[*at] = column.pointers(range.start);
+                }
+                let frame = frame(range, part, &pointers);
+                tally = tally.plus(self.launches(worker, step, frame)?);
+                Ok(())
+            })?;
+            return Ok(tally);
+        }
+        for range in ranges {
+            for at in &step.columns {
+                pointers[*at] = worker.columns[*at].pointers(range.start);
+            }
+            tally = tally.plus(self.launches(worker, step, frame(&range, part, &pointers))?);
+        }
+        Ok(tally)
+    }
+
+    fn launches(&self, worker: &Worker, step: &Step, frame: Frame) -> Result<Tally, Error> {
+        for call in &step.calls {
+            self.launch(worker, step, call, frame)?;
+        }
+        let rows = if matches!(step.over, Over::Table(_)) { frame.rows.unwrap_or(0) } else { 0 };
+        Ok(Tally { launches: step.calls.len() as u64, rows })
+    }
+
+    fn launch(&self, worker: &Worker, step: &Step, call: &Call, frame: Frame) -> Result<(), Error> {
+        let threads = self.env.eval(&call.threads, frame.rows).map_err(|e| in_step(step, e))?;
+        let args: Vec<u64> = call.slots.iter().map(|slot| self.argument(worker, *slot, &frame)).collect();
+        Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, threads, &args)?)
+    }
+
+    fn argument(&self, worker: &Worker, slot: Slot, frame: &Frame) -> u64 {
+        match slot {
+            Slot::Rows => frame.rows.unwrap_or(0),
+            Slot::FirstRow => frame.first_row,
+            Slot::Params => worker.params.as_ref().map_or(0, |p| p.address()),
+            Slot::Flags => worker.slabs.address(&self.layout.flags),
+            Slot::Part => frame.part,
+            Slot::Parts => self.env.parts,
+            Slot::Values(c) => frame.columns[c].values,
+            Slot::Valid(c) => frame.columns[c].valid,
+            Slot::Offsets(c) => frame.columns[c].offsets,
+            Slot::Bytes(c) => frame.columns[c].bytes,
+            Slot::DictOffsets(d) => worker.dicts[d].pointers().offsets,
+            Slot::DictBytes(d) => worker.dicts[d].pointers().bytes,
+            Slot::Len(s) => self.env.sizes[s],
+            Slot::Buffer(b) => worker.slabs.address(&self.layout.places[b]),
+            Slot::Peer(b) => frame.peers[b],
+        }
+    }
+
+    /// Launches a step's merge on the root, with the staged copies of one peer (by buffer: address).
+    pub(crate) fn merge(&self, step: &Step, peers: &[u64]) -> Result<(), Error> {
+        let Some(call) = &step.merge else { return Ok(()) };
+        let rows = match &step.over {
+            Over::Size(size) => self.env.program.plan.sizes.get_index_of(size).map(|s| self.env.sizes[s]),
+            Over::Dict(table, column) => Some(self.env.eval(&format!("dict({table}.{column})"), None)?),
+            Over::Nothing | Over::Table(_) => None,
+        };
+        let frame = Frame { rows, first_row: 0, part: 0, columns: &[], peers };
+        self.launch(&self.workers[0], step, call, frame)
+    }
+
+    /// Flags and counters of one device, those of single parts left out. Waits for its work.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    pub(crate) fn status(&self, worker: &Worker) -> Result<Status, Error> {
+        self.status_in(worker, Use::Status)
+    }
+
+    fn status_in(&self, worker: &Worker, purpose: Use) -> Result<Status, Error> {
+        let Some(slab) = self.layout.slabs.iter().position(|s| s.purpose == purpose) else {
+            return Ok(Status { flags: [0; 2], counters: vec![None; self.env.sizes.len()] });
+        };
+        let mut bytes = vec![0; self.layout.slabs[slab].bytes];
+        worker.device.download(worker.slabs.memory(slab), 0, &mut bytes)?;
+        let read = |counter: &Option<usize>| {
+            let place = self.layout.places[(*counter)?];
+            (place.slab == slab).then(|| u64_at(&bytes, place.offset))
+        };
+        let counters = self.env.program.counters.iter().map(read).collect();
+        let word = if purpose == Use::Status { u64_at(&bytes, self.layout.flags.offset) } else { 0 };
+        Ok(Status { flags: [word as u32, (word >> 32) as u32], counters })
+    }
+}
+
+/// What one device reports.
+pub(crate) struct Status {
+    /// Violated assumptions as bits, and an error code.
+    flags: [u32; 2],
+    /// By size, where a counter watches it.
+    pub(crate) counters: Vec<Option<u64>>,
+}
+
+/// Raises counts to what one device reports.
+pub(crate) fn raise(counts: &mut [u64], reported: &[Option<u64>]) {
+    for (count, value) in counts.iter_mut().zip(reported) {
+        *count = (*count).max(value.unwrap_or(0));
+    }
+}
+
+fn frame<'a>(range: &std::ops::Range<u64>, part: u64, columns: &'a [Pointers]) -> Frame<'a> {
+    Frame { rows: Some(range.end - range.start), first_row: range.start, part, columns, peers: &[] }
+}
+
+fn in_step(step: &Step, error: Error) -> Error {
+    match error {
+        Error::Execution(message) => Error::Execution(format!("phase `{}`: {message}", step.name)),
+        other => other,
+    }
+}
+
+/// The little-endian u64 at a byte offset; zero past the end.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|b| b.first_chunk()).map_or(0, |b| u64::from_le_bytes(*b))
+}

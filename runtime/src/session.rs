@@ -1,0 +1,417 @@
+//! Sessions: a data set and devices, on which queries are prepared once and executed many times.
+//!
+//! Invariant: what is kept between runs is columns, dictionaries and compiled code; nothing that depends on
+//! literals, and no size that a run learned.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use arrow::record_batch::RecordBatch;
+use dkb_kernels::{CheckError, ParamWord, Plan};
+use dkb_planner::catalog::TableInfo;
+use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
+
+use crate::device::{Device, DeviceKind, DeviceSpec, open_devices};
+use crate::exec::buffers::Facts;
+use crate::exec::columns::Store;
+use crate::exec::program::Program;
+use crate::exec::result;
+use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, run};
+use crate::table::DataSet;
+
+pub use crate::exec::Error;
+
+/// Uncompressed bytes of a partition, unless a session says otherwise.
+const DEFAULT_CHUNK_BYTES: u64 = 1 << 30;
+/// The share of a device's memory that columns and buffers may take, in percent.
+const MEMORY_PERCENT: u64 = 90;
+
+/// Where columns lie while queries run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// On the devices, loaded once and shared by the session's queries.
+    #[default]
+    Resident,
+    /// Loaded per partition while a query runs, and dropped.
+    Stream,
+}
+
+/// How a session runs.
+#[derive(Debug, Clone, Default)]
+pub struct SessionConfig {
+    /// Kind of device.
+    pub kind: DeviceKind,
+    /// Which devices of that kind.
+    pub spec: DeviceSpec,
+    /// Resident or streamed columns.
+    pub mode: Mode,
+    /// Uncompressed bytes of a partition, as the footers state them; 1 GiB by default. If given, launches
+    /// cover single partitions even where columns are resident.
+    pub chunk_bytes: Option<u64>,
+    /// Bytes of each device that columns and buffers may take; 90 percent of its memory by default.
+    pub device_memory_bytes: Option<u64>,
+    /// The number of parts into which a plan's sharded state is divided; as few as fit by default.
+    pub shards: Option<u64>,
+    /// Divide every watched size by this, so that tests force reruns.
+    pub shrink: Option<u64>,
+    /// Fill buffers that start unspecified with a pattern that changes between runs.
+    pub poison: bool,
+}
+
+/// A data set opened on devices.
+pub struct Session {
+    store: Store,
+    catalog: Vec<TableInfo>,
+    options: RunOptions,
+    open_ms: f64,
+    /// Devices take calls of one query at a time.
+    busy: Mutex<()>,
+}
+
+/// A query ready to run in the session that prepared it.
+pub struct Prepared {
+    sql: String,
+    decls: Vec<ParamDecl>,
+    denied: Vec<String>,
+    program: Program,
+    explain: String,
+    workers: Vec<Worker>,
+    facts: Facts,
+    /// None until loaded.
+    setup: Option<Setup>,
+    prepare_ms: f64,
+    load_ms: f64,
+}
+
+/// One execution.
+#[derive(Debug, Clone)]
+pub struct Execution {
+    /// The answer.
+    pub batch: RecordBatch,
+    /// From a prepared plan with bound parameters to the Arrow batch on the host, reruns included, and runs
+    /// that ended in planning anew; planning and loading themselves are not.
+    pub exec_ms: f64,
+    /// Rows that the host's ordering and limiting began with.
+    pub finish_rows: u64,
+    /// The host's part of `exec_ms`.
+    pub finish_ms: f64,
+    /// Table rows that each device streamed over, all phases together.
+    pub rows_per_device: Vec<u64>,
+    /// Kernels launched, merges not counted.
+    pub launches: u64,
+    /// Repetitions because a size was too small.
+    pub reruns: u64,
+    /// Parts into which sharded state was divided.
+    pub parts: u64,
+    /// Whether the plan in force is not the first one, because the data violated an assumption.
+    pub replanned: bool,
+}
+
+impl Session {
+    /// Opens the Parquet tables in `data` on the devices that `config` names.
+    ///
+    /// # Errors
+    /// No readable tables, no such devices.
+    pub fn open(data: &Path, config: SessionConfig) -> Result<Session, Error> {
+        let devices = open_devices(config.kind, &config.spec)?;
+        let started = Instant::now();
+        let data = DataSet::open(data)?;
+        let mut session = Session::new(data, devices, &config)?;
+        session.open_ms = ms(started);
+        Ok(session)
+    }
+
+    /// A session over an open data set and open devices, of which the first is the root.
+    ///
+    /// # Errors
+    /// No devices.
+    pub fn new(
+        data: DataSet,
+        devices: Vec<Arc<dyn Device>>,
+        config: &SessionConfig,
+    ) -> Result<Session, Error> {
+        let Some(smallest) = devices.iter().map(|d| d.memory_bytes()).min() else {
+            return Err(Error::Execution("a session needs at least one device".to_owned()));
+        };
+        let options = RunOptions {
+            poison: config.poison,
+            shrink: config.shrink,
+            shards: config.shards,
+            budget_bytes: config.device_memory_bytes.unwrap_or(smallest / 100 * MEMORY_PERCENT),
+        };
+        let catalog = data.catalog();
+        let chunk_bytes = config.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES);
+        let streams = config.mode == Mode::Stream;
+        let store = Store::new(data, devices, chunk_bytes, streams, config.chunk_bytes.is_some())?;
+        Ok(Session { store, catalog, options, open_ms: 0.0, busy: Mutex::default() })
+    }
+
+    /// Time spent on opening the data set: footers and dictionary pages.
+    pub fn open_ms(&self) -> f64 {
+        self.open_ms
+    }
+
+    /// The devices; the first is the root.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.store.devices
+    }
+
+    /// The data set.
+    pub fn data(&self) -> &DataSet {
+        &self.store.data
+    }
+
+    /// Plans a query and compiles it on every device.
+    ///
+    /// # Errors
+    /// [`Error::Query`], [`Error::Unsupported`], or no compiler.
+    pub fn prepare(&self, sql: &str, decls: &[ParamDecl]) -> Result<Prepared, Error> {
+        let started = Instant::now();
+        self.planned(sql.to_owned(), decls.to_vec(), Vec::new(), started)
+    }
+
+    /// Checks a plan, such as one read from a file, and compiles it on every device.
+    ///
+    /// # Errors
+    /// [`Error::Plan`], or a source that does not compile.
+    pub fn prepare_plan(&self, plan: Plan) -> Result<Prepared, Error> {
+        let started = Instant::now();
+        let decls = plan.params.iter().filter_map(|(name, param)| {
+            let default = param.default.clone()?;
+            Some(ParamDecl { name: name.clone(), ty: param.ty, default })
+        });
+        let (sql, decls) = (plan.sql.clone(), decls.collect());
+        self.compiled(sql, decls, Vec::new(), plan, String::new(), started)
+    }
+
+    fn planned(
+        &self,
+        sql: String,
+        decls: Vec<ParamDecl>,
+        denied: Vec<String>,
+        started: Instant,
+    ) -> Result<Prepared, Error> {
+        let options = PlanOptions { denied: denied.clone() };
+        let planned = dkb_planner::plan(&sql, &decls, &self.catalog, &options)?;
+        self.compiled(sql, decls, denied, planned.plan, planned.explain, started)
+    }
+
+    fn compiled(
+        &self,
+        sql: String,
+        decls: Vec<ParamDecl>,
+        denied: Vec<String>,
+        plan: Plan,
+        explain: String,
+        started: Instant,
+    ) -> Result<Prepared, Error> {
+        let program = Program::new(plan)?;
+        self.fits(&program.plan)?;
+        let worker =
+            |device: &Arc<dyn Device>| Ok(Worker::new(device.clone(), device.compile(&program.plan)?));
+        let workers = self.store.devices.iter().map(worker).collect::<Result<Vec<Worker>, Error>>()?;
+        let facts = self.catalog.iter().map(|t| (format!("rows({})", t.name), t.rows)).collect();
+        let prepare_ms = ms(started);
+        Ok(Prepared {
+            sql,
+            decls,
+            denied,
+            program,
+            explain,
+            workers,
+            facts,
+            setup: None,
+            prepare_ms,
+            load_ms: 0.0,
+        })
+    }
+
+    /// Whether the data set has the tables and columns that a plan names.
+    fn fits(&self, plan: &Plan) -> Result<(), CheckError> {
+        let inputs = plan.inputs.iter().flat_map(|(table, columns)| {
+            columns.keys().map(move |c| (format!("inputs.{table}.{c}"), table.as_str(), c.as_str()))
+        });
+        let fetches = plan.result.columns.iter().enumerate().filter_map(|(i, c)| {
+            let (table, column) = c.fetch.as_deref()?.split_once('.')?;
+            Some((format!("result.columns[{i}].fetch"), table, column))
+        });
+        let empty = plan.inputs.keys().map(|t| (format!("inputs.{t}"), t.as_str(), ""));
+        for (field, table, column) in inputs.chain(fetches).chain(empty) {
+            let Some(info) = self.catalog.iter().find(|t| t.name == table) else {
+                return Err(CheckError { field, message: format!("the data set has no table `{table}`") });
+            };
+            if !column.is_empty() && info.schema.index_of(column).is_err() {
+                return Err(CheckError {
+                    field,
+                    message: format!("table `{table}` has no column `{column}`"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the query's dictionaries, and in resident mode its columns, to the devices. Does nothing for a
+    /// query that is loaded.
+    ///
+    /// # Errors
+    /// Unreadable files, or not enough memory.
+    pub fn load(&self, prepared: &mut Prepared) -> Result<(), Error> {
+        let _busy = self.lock();
+        self.load_in_parts(prepared, 1)
+    }
+
+    fn load_in_parts(&self, prepared: &mut Prepared, least: u64) -> Result<(), Error> {
+        if prepared.setup.is_some() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let (program, store) = (&prepared.program, &self.store);
+        for (table, column) in program.dictionary_inputs() {
+            let entries = store.dictionary(table, column)?.len() as u64;
+            prepared.facts.insert(format!("dict({table}.{column})"), entries);
+        }
+        let column_bytes = |all| store.estimate_bytes(&program.columns, all);
+        let setup = Setup::new(program, &prepared.facts, &self.options, least, column_bytes)?;
+        for (device, worker) in prepared.workers.iter_mut().enumerate() {
+            let dicts = program.dicts.iter().map(|(table, column)| store.device_dict(device, table, column));
+            worker.dicts = dicts.collect::<Result<_, Error>>()?;
+        }
+        if !store.streams {
+            let columns = store.resident(&program.columns, setup.parts > 1)?;
+            for (worker, columns) in prepared.workers.iter_mut().zip(columns) {
+                worker.columns = columns;
+            }
+            for source in program.plan.result.columns.iter().filter_map(|c| c.fetch.as_deref()) {
+                let (table, column) = source.split_once('.').unwrap_or_default();
+                store.table(table)?.load_text(column)?;
+            }
+        }
+        for worker in &prepared.workers {
+            worker.device.synchronize()?;
+        }
+        prepared.setup = Some(setup);
+        prepared.load_ms = ms(started);
+        Ok(())
+    }
+
+    /// Runs a prepared query with parameters by name; the others have their defaults. Loads it first if it is
+    /// not loaded. When the data violates an assumption of the plan, the query is planned anew without it.
+    ///
+    /// # Errors
+    /// Wrong parameters, a query that fails on this data, device failures.
+    pub fn execute(&self, prepared: &mut Prepared, params: &[(String, String)]) -> Result<Execution, Error> {
+        let _busy = self.lock();
+        let (mut least, mut spent_ms) = (1, 0.0);
+        loop {
+            self.load_in_parts(prepared, least)?;
+            let program = &prepared.program;
+            let values: Vec<ParamWord> =
+                dkb_planner::bind(&program.plan, params)?.into_iter().map(word).collect();
+            let Some(setup) = &prepared.setup else {
+                return Err(Error::Execution("a query that was loaded has no sizes".to_owned()));
+            };
+            let parts = setup.parts;
+            let started = Instant::now();
+            let (store, facts) = (&self.store, &prepared.facts);
+            let output =
+                match run(program, store, facts, &mut prepared.workers, &values, setup, &self.options)? {
+                    Outcome::Rows(output) => output,
+                    Outcome::Violated(index) => {
+                        spent_ms += ms(started);
+                        self.replan(prepared, index)?;
+                        continue;
+                    }
+                    Outcome::TooLarge => {
+                        spent_ms += ms(started);
+                        least = parts * 2;
+                        prepared.setup = None;
+                        continue;
+                    }
+                };
+            let finish_started = Instant::now();
+            let batch = result::finish(&program.plan, store, &output.columns, output.rows)?;
+            let (exec_ms, finish_ms) = (spent_ms + ms(started), ms(finish_started));
+            if least > 1 {
+                // The next run may need fewer parts: what this one learned is not kept.
+                prepared.setup = None;
+            }
+            return Ok(Execution {
+                batch,
+                exec_ms,
+                finish_rows: output.rows as u64,
+                finish_ms,
+                rows_per_device: output.rows_per_device,
+                launches: output.tally.launches,
+                reruns: output.reruns,
+                parts,
+                replanned: !prepared.denied.is_empty(),
+            });
+        }
+    }
+
+    /// Plans a query anew without the assumption of that index.
+    fn replan(&self, prepared: &mut Prepared, index: usize) -> Result<(), Error> {
+        let Some(text) = prepared.program.plan.assumes.get(index).cloned() else {
+            let message =
+                format!("a kernel reports that assumption {index} is violated, but the plan has none such");
+            return Err(Error::Execution(message));
+        };
+        if prepared.denied.contains(&text) {
+            return Err(Error::Assumption { index, text });
+        }
+        let mut denied = prepared.denied.clone();
+        denied.push(text);
+        *prepared = self.planned(prepared.sql.clone(), prepared.decls.clone(), denied, Instant::now())?;
+        Ok(())
+    }
+
+    /// Drops columns and dictionaries that no prepared query holds.
+    pub fn evict(&self) {
+        let _busy = self.lock();
+        self.store.evict();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Prepared {
+    /// The plan in force.
+    pub fn plan(&self) -> &Plan {
+        &self.program.plan
+    }
+
+    /// Why the plan looks as it does; empty for a plan from a file.
+    pub fn explain(&self) -> &str {
+        &self.explain
+    }
+
+    /// Assumptions that the data was found to violate.
+    pub fn denied(&self) -> &[String] {
+        &self.denied
+    }
+
+    /// Time spent on planning, checking and compiling.
+    pub fn prepare_ms(&self) -> f64 {
+        self.prepare_ms
+    }
+
+    /// Time spent on loading.
+    pub fn load_ms(&self) -> f64 {
+        self.load_ms
+    }
+}
+
+fn word(value: ParamValue) -> ParamWord {
+    match value {
+        ParamValue::Int(v) => ParamWord::Int(v),
+        ParamValue::Float(v) => ParamWord::Float(v),
+        ParamValue::Text(v) => ParamWord::Text(v.into_bytes()),
+    }
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}

@@ -1,0 +1,276 @@
+//! One file of a table, and the reading of its column chunks into Arrow arrays.
+//!
+//! A chunk is read with one positioned read, so any number of threads share one file handle.
+
+use std::any::Any;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::ArrayRef;
+use arrow::datatypes::{DataType, Field, Schema};
+use bytes::{Buf, Bytes};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
+use parquet::column::page::{Page, PageReader};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
+use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::serialized_reader::SerializedPageReader;
+
+use super::TableError;
+
+/// Rows decoded at a time: few enough to stay in the core's cache.
+const BATCH_ROWS: usize = 1 << 16;
+
+/// An open Parquet file.
+#[derive(Debug)]
+pub(crate) struct ParquetFile {
+    /// Where it lies.
+    pub(crate) path: PathBuf,
+    file: File,
+    /// Text is read as strings.
+    plain: ArrowReaderMetadata,
+    /// Text is read as dictionary arrays.
+    dictionaries: ArrowReaderMetadata,
+}
+
+impl ParquetFile {
+    /// Opens a file and reads its footer.
+    pub(crate) fn open(path: &Path) -> Result<ParquetFile, TableError> {
+        let file = File::open(path).map_err(|source| TableError::Io { path: path.to_owned(), source })?;
+        guard(path, || {
+            let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+            let plain = ArrowReaderMetadata::load(&file, options).map_err(|e| unreadable(path, e))?;
+            let options = ArrowReaderOptions::new().with_schema(Arc::new(with_dictionaries(plain.schema())));
+            let dictionaries = ArrowReaderMetadata::try_new(Arc::clone(plain.metadata()), options);
+            let dictionaries = dictionaries.unwrap_or_else(|_| plain.clone());
+            Ok(ParquetFile {
+                path: path.to_owned(),
+                file: file.try_clone().map_err(|source| io(path, source))?,
+                plain,
+                dictionaries,
+            })
+        })
+    }
+
+    /// The footer.
+    pub(crate) fn metadata(&self) -> &Arc<ParquetMetaData> {
+        self.plain.metadata()
+    }
+
+    /// The types in which columns are read.
+    pub(crate) fn read_schema(&self) -> &Schema {
+        self.plain.schema()
+    }
+
+    /// The types in which DataFusion reads the file: strings as views; dictionaries, an encoding to us, as
+    /// their values.
+    pub(crate) fn sql_schema(&self) -> Schema {
+        let embedded = ArrowReaderMetadata::try_new(Arc::clone(self.metadata()), ArrowReaderOptions::new());
+        let schema = embedded.as_ref().unwrap_or(&self.plain).schema();
+        let fields: Vec<Field> = schema
+            .fields()
+            .iter()
+            .map(|f| Field::new(f.name(), sql_type(f.data_type()), f.is_nullable()))
+            .collect();
+        Schema::new(fields)
+    }
+
+    /// The row groups.
+    pub(crate) fn row_group(&self, index: usize) -> &RowGroupMetaData {
+        self.metadata().row_group(index)
+    }
+
+    /// Decodes `rows` (numbered from the start of the row group) of one column, and hands on the arrays.
+    pub(crate) fn decode(
+        &self,
+        part: ChunkPart,
+        dictionaries: bool,
+        mut sink: impl FnMut(&ArrayRef) -> Result<(), TableError>,
+    ) -> Result<(), TableError> {
+        guard(&self.path, || {
+            let chunk = self.row_group(part.row_group).column(part.leaf);
+            let (start, length) = chunk.byte_range();
+            let bytes = self.bytes(start..start.saturating_add(length))?;
+            let metadata = if dictionaries { &self.dictionaries } else { &self.plain };
+            let mask = ProjectionMask::leaves(self.metadata().file_metadata().schema_descr(), [part.leaf]);
+            let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, metadata.clone())
+                .with_projection(mask)
+                .with_row_groups(vec![part.row_group])
+                .with_batch_size(part.rows.len().clamp(1, BATCH_ROWS));
+            if part.rows.len() as i64 != self.row_group(part.row_group).num_rows() {
+                reader = reader.with_offset(part.rows.start).with_limit(part.rows.len());
+            }
+            let reader = reader.build().map_err(|e| unreadable(&self.path, e))?;
+            let mut left = part.rows.len();
+            let miscounted = |what| {
+                let what = format!("row group {} holds {what} rows than its footer says", part.row_group);
+                unreadable(&self.path, ParquetError::General(what))
+            };
+            for batch in reader {
+                let batch = batch.map_err(|e| unreadable(&self.path, e.into()))?;
+                left = left.checked_sub(batch.num_rows()).ok_or_else(|| miscounted("more"))?;
+                sink(batch.column(0))?;
+            }
+            if left > 0 { Err(miscounted("fewer")) } else { Ok(()) }
+        })
+    }
+
+    /// The entries of a chunk's dictionary page; None if the chunk does not start with one.
+    pub(crate) fn dictionary_page(
+        &self,
+        row_group: usize,
+        leaf: usize,
+    ) -> Result<Option<DictionaryPage>, TableError> {
+        guard(&self.path, || {
+            let rows = self.row_group(row_group);
+            let chunk = rows.column(leaf);
+            let (start, length) = chunk.byte_range();
+            let data = u64::try_from(chunk.data_page_offset()).unwrap_or(0);
+            let end = if data > start { data } else { start.saturating_add(length) };
+            let bytes = Arc::new(self.bytes(start..end)?);
+            let mut pages = SerializedPageReader::new(bytes, chunk, rows.num_rows().max(0) as usize, None)
+                .map_err(|e| unreadable(&self.path, e))?;
+            match pages.get_next_page().map_err(|e| unreadable(&self.path, e))? {
+                Some(Page::DictionaryPage { buf, num_values, .. }) => {
+                    Ok(Some(DictionaryPage { bytes: buf, entries: num_values as usize }))
+                }
+                _ => Ok(None),
+            }
+        })
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<ChunkBytes, TableError> {
+        let size = self.file.metadata().map_err(|e| io(&self.path, e))?.len();
+        if range.end > size {
+            let what = format!("a column chunk ends at byte {}, the file at {size}", range.end);
+            return Err(unreadable(&self.path, ParquetError::General(what)));
+        }
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.file.read_exact_at(&mut bytes, range.start).map_err(|e| io(&self.path, e))?;
+        Ok(ChunkBytes { start: range.start, bytes: bytes.into(), file_bytes: size })
+    }
+}
+
+/// Rows of one column chunk.
+#[derive(Debug, Clone)]
+pub(crate) struct ChunkPart {
+    /// Row group of the file.
+    pub(crate) row_group: usize,
+    /// Leaf column of the file.
+    pub(crate) leaf: usize,
+    /// Rows, numbered from the start of the row group.
+    pub(crate) rows: Range<usize>,
+}
+
+/// The uncompressed dictionary page of a text column.
+pub(crate) struct DictionaryPage {
+    bytes: Bytes,
+    entries: usize,
+}
+
+impl DictionaryPage {
+    /// The entries; None if the page is malformed or holds no text.
+    pub(crate) fn entries(&self) -> Option<Vec<&str>> {
+        let mut rest: &[u8] = &self.bytes;
+        let mut entries = Vec::with_capacity(self.entries.min(rest.len()));
+        for _ in 0..self.entries {
+            let (length, tail) = rest.split_first_chunk::<4>()?;
+            let (entry, tail) = tail.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            entries.push(std::str::from_utf8(entry).ok()?);
+            rest = tail;
+        }
+        Some(entries)
+    }
+}
+
+/// Size in the file of a chunk's dictionary page, in bytes; None if there is none or it cannot be told.
+pub(crate) fn dictionary_page_bytes(chunk: &ColumnChunkMetaData) -> Option<u64> {
+    let start = chunk.dictionary_page_offset()?;
+    u64::try_from(chunk.data_page_offset().checked_sub(start)?).ok()
+}
+
+/// Part of a file, in memory, under its offsets in the file.
+struct ChunkBytes {
+    start: u64,
+    bytes: Bytes,
+    file_bytes: u64,
+}
+
+impl ChunkBytes {
+    fn range(&self, start: u64, length: Option<usize>) -> Result<Bytes, ParquetError> {
+        let outside = || ParquetError::EOF(format!("a page at byte {start} lies outside its column chunk"));
+        let from = start.checked_sub(self.start).and_then(|n| usize::try_from(n).ok()).ok_or_else(outside)?;
+        let to = length.map_or(Some(self.bytes.len()), |n| from.checked_add(n)).ok_or_else(outside)?;
+        if from > to || to > self.bytes.len() {
+            return Err(outside());
+        }
+        Ok(self.bytes.slice(from..to))
+    }
+}
+
+impl Length for ChunkBytes {
+    fn len(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
+impl ChunkReader for ChunkBytes {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(self.range(start, None)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        self.range(start, Some(length))
+    }
+}
+
+fn with_dictionaries(schema: &Schema) -> Schema {
+    let dictionary = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    let fields: Vec<Field> = schema
+        .fields()
+        .iter()
+        .map(|f| match f.data_type() {
+            DataType::Utf8 => f.as_ref().clone().with_data_type(dictionary.clone()),
+            _ => f.as_ref().clone(),
+        })
+        .collect();
+    Schema::new(fields)
+}
+
+fn sql_type(ty: &DataType) -> DataType {
+    match ty {
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+        DataType::Dictionary(_, values) => sql_type(values),
+        other => other.clone(),
+    }
+}
+
+fn io(path: &Path, source: std::io::Error) -> TableError {
+    TableError::Io { path: path.to_owned(), source }
+}
+
+/// The error for a file whose content is not what it should be.
+pub(crate) fn unreadable(path: &Path, source: ParquetError) -> TableError {
+    TableError::Parquet { path: path.to_owned(), source }
+}
+
+/// Turns a panic over a malformed file into an error.
+fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, TableError>) -> Result<R, TableError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(malformed(path, panic.as_ref())))
+}
+
+fn malformed(path: &Path, panic: &(dyn Any + Send)) -> TableError {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the reader gave up");
+    unreadable(path, ParquetError::General(text.to_owned()))
+}

@@ -1,0 +1,374 @@
+//! Tables: a folder of Parquet files as columns in the representations that plans ask for.
+//!
+//! Invariant: every value handed out was checked against the footer of its row group and against its element
+//! type, and every code lies within its dictionary, so that kernels may index by them.
+
+mod chunk;
+mod decode;
+mod dictionary;
+mod open;
+mod split;
+mod stats;
+mod text;
+pub(crate) mod workers;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use arrow::array::StringArray;
+use arrow::datatypes::DataType;
+use dkb_kernels::ColumnRepr;
+use dkb_planner::catalog::TableInfo;
+use parquet::errors::ParquetError;
+
+use chunk::{ChunkPart, ParquetFile};
+use stats::{Bounds, Kind};
+
+pub use decode::HostColumn;
+pub use dictionary::Dictionary;
+pub use split::split;
+
+/// Why tables cannot be opened or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// The folder does not exist or is no folder.
+    #[error("{}: no such folder", .0.display())]
+    NoFolder(PathBuf),
+    /// The folder holds nothing that is a table.
+    #[error("{} holds no Parquet tables: expected NAME.parquet files or NAME/ folders of them", .0.display())]
+    NoTables(PathBuf),
+    /// Two entries of the folder are one table.
+    #[error("{} and {} are both table `{table}`: remove or rename one", .first.display(), .second.display())]
+    Duplicate {
+        /// The table.
+        table: String,
+        /// One entry.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", .path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is no Parquet file, or a damaged one.
+    #[error("{} is not a readable Parquet file: {source}", .path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// The reader's reason.
+        source: ParquetError,
+    },
+    /// The files of one table have different columns.
+    #[error("table `{table}`: {} and {} differ: {detail}", .first.display(), .second.display())]
+    Schemas {
+        /// The table.
+        table: String,
+        /// Its first file.
+        first: PathBuf,
+        /// The file that differs from it.
+        second: PathBuf,
+        /// The first difference.
+        detail: String,
+    },
+    /// No such column.
+    #[error("table `{table}` has no column `{column}`; its columns are {known}")]
+    NoColumn {
+        /// The table.
+        table: String,
+        /// The column asked for.
+        column: String,
+        /// The columns there are.
+        known: String,
+    },
+    /// Rows past the table's end.
+    #[error("table `{table}` has {rows} rows; rows up to {end} were asked for")]
+    NoRows {
+        /// The table.
+        table: String,
+        /// Its rows.
+        rows: u64,
+        /// One past the last row asked for.
+        end: u64,
+    },
+    /// The column cannot have the representation.
+    #[error("column {table}.{column} of type {ty} cannot be read as `{repr}`")]
+    Representation {
+        /// The table.
+        table: String,
+        /// The column.
+        column: String,
+        /// Its type in the file.
+        ty: DataType,
+        /// What was asked for.
+        repr: ColumnRepr,
+    },
+    /// The column holds no text.
+    #[error("column {table}.{column} of type {ty} is not text")]
+    NotText {
+        /// The table.
+        table: String,
+        /// The column.
+        column: String,
+        /// Its type in the file.
+        ty: DataType,
+    },
+    /// A value outside what the footer states.
+    #[error("{place}: value {value} outside the footer's range {min}..={max}; the file is damaged")]
+    OutsideFooter {
+        /// File, row group and column.
+        place: Place,
+        /// The value, in the file's unit.
+        value: i128,
+        /// The footer's minimum.
+        min: i128,
+        /// The footer's maximum.
+        max: i128,
+    },
+    /// A value that is not NULL where the footer says that all are.
+    #[error("{place}: value {value} where the footer says that all are NULL; the file is damaged")]
+    NotNull {
+        /// File, row group and column.
+        place: Place,
+        /// The value, in the file's unit.
+        value: i128,
+    },
+    /// A value that the representation cannot hold.
+    #[error("{place}: value {value} cannot be represented as `{repr}`")]
+    TooWide {
+        /// File, row group and column.
+        place: Place,
+        /// The value, in the file's unit.
+        value: i128,
+        /// The representation.
+        repr: ColumnRepr,
+    },
+    /// A NULL though the representation has none.
+    #[error("{place}: NULL in a column read as `{repr}`; read it as `{repr} null`")]
+    Null {
+        /// File, row group and column.
+        place: Place,
+        /// The representation.
+        repr: ColumnRepr,
+    },
+    /// A text that the table-wide dictionary lacks.
+    #[error(
+        "{place}: {value:?} is missing from the table-wide dictionary; the file's page statistics are wrong"
+    )]
+    DictionaryMiss {
+        /// File, row group and column.
+        place: Place,
+        /// The text.
+        value: String,
+    },
+    /// The dictionary has more entries than codes.
+    #[error("column {table}.{column} has {entries} distinct values, more than `{repr}` can number")]
+    DictionarySize {
+        /// The table.
+        table: String,
+        /// The column.
+        column: String,
+        /// Entries of its dictionary.
+        entries: u64,
+        /// The representation.
+        repr: ColumnRepr,
+    },
+    /// More text than 32-bit offsets reach.
+    #[error(
+        "column {table}.{column}: {bytes} bytes of text at once, more than 32-bit offsets reach; read fewer rows"
+    )]
+    TooMuchText {
+        /// The table.
+        table: String,
+        /// The column.
+        column: String,
+        /// Bytes of text.
+        bytes: u64,
+    },
+}
+
+/// Where in a data set a value lies.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The file.
+    pub path: PathBuf,
+    /// Its row group, counted from 0.
+    pub row_group: usize,
+    /// The column.
+    pub column: String,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, row group {}, column `{}`", self.path.display(), self.row_group, self.column)
+    }
+}
+
+/// The tables of one folder.
+#[derive(Debug)]
+pub struct DataSet {
+    /// The folder.
+    pub path: PathBuf,
+    /// Its tables, by name.
+    pub tables: Vec<Arc<Table>>,
+}
+
+impl DataSet {
+    /// Opens every `NAME.parquet` file and every folder `NAME/` of such files in `dir` as a table. Names
+    /// become lower case; the files of a folder are read in the order of their names; all else is ignored.
+    ///
+    /// Reads footers and the dictionary pages of text columns, on all cores.
+    ///
+    /// # Errors
+    /// No such folder, no tables in it, or files that are unreadable or do not fit together.
+    pub fn open(dir: &Path) -> Result<DataSet, TableError> {
+        open::data_set(dir)
+    }
+
+    /// The table of that name.
+    pub fn table(&self, name: &str) -> Option<&Arc<Table>> {
+        self.tables.iter().find(|t| t.info.name == name)
+    }
+
+    /// What the planner needs to know of the tables.
+    pub fn catalog(&self) -> Vec<TableInfo> {
+        self.tables.iter().map(|t| t.info.clone()).collect()
+    }
+}
+
+/// A table: one or more Parquet files with the same columns.
+#[derive(Debug)]
+pub struct Table {
+    /// Name, schema, rows and statistics.
+    pub info: TableInfo,
+    files: Vec<ParquetFile>,
+    groups: Vec<Group>,
+    columns: Vec<Column>,
+}
+
+/// A row group with rows.
+#[derive(Debug)]
+struct Group {
+    file: usize,
+    row_group: usize,
+    /// Rows of the table.
+    rows: Range<u64>,
+}
+
+/// One column of a table.
+#[derive(Debug)]
+struct Column {
+    kind: Kind,
+    /// The type in which the Parquet reader returns it.
+    ty: DataType,
+    /// Leaf column of the files; None for nested and repeated columns.
+    leaf: Option<usize>,
+    /// Per row group, in stored units.
+    bounds: Vec<Bounds>,
+    /// Uncompressed bytes of all chunks, as encoded.
+    bytes: u64,
+    /// The table-wide dictionary, once there is one.
+    dictionary: Mutex<Option<Arc<Dictionary>>>,
+    /// Decoded text per row group, for [`Table::text`].
+    text: Vec<OnceLock<StringArray>>,
+}
+
+/// One row group of a table, for pruning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowGroupBounds {
+    /// Its rows of the table.
+    pub rows: Range<u64>,
+    /// Smallest and largest value of the column, in the units of [`dkb_planner::catalog::ColumnInfo::min`];
+    /// None where the footer does not say, or all values are NULL.
+    pub bounds: Option<(i128, i128)>,
+}
+
+impl Table {
+    /// The files, in row order.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|f| f.path.as_path())
+    }
+
+    /// Bytes of the column chunks of these columns as encoded but not compressed, as the footers state them,
+    /// per row. All columns if none is named.
+    ///
+    /// # Errors
+    /// No such column.
+    pub fn bytes_per_row(&self, columns: &[&str]) -> Result<f64, TableError> {
+        let bytes: u64 = match columns {
+            [] => self.columns.iter().map(|c| c.bytes).sum(),
+            _ => columns
+                .iter()
+                .map(|c| Ok(self.columns[self.index(c)?].bytes))
+                .sum::<Result<u64, TableError>>()?,
+        };
+        Ok(bytes as f64 / self.info.rows.max(1) as f64)
+    }
+
+    /// The bounds of a column per row group, in row order.
+    ///
+    /// # Errors
+    /// No such column.
+    pub fn row_group_bounds(&self, column: &str) -> Result<Vec<RowGroupBounds>, TableError> {
+        let column = &self.columns[self.index(column)?];
+        let groups = self.groups.iter().zip(&column.bounds);
+        Ok(groups
+            .map(|(g, b)| RowGroupBounds { rows: g.rows.clone(), bounds: b.in_catalog(column.kind) })
+            .collect())
+    }
+
+    fn index(&self, column: &str) -> Result<usize, TableError> {
+        self.info.schema.index_of(column).map_err(|_| TableError::NoColumn {
+            table: self.info.name.clone(),
+            column: column.to_owned(),
+            known: self.info.schema.fields().iter().map(|f| f.name().as_str()).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    fn column_name(&self, index: usize) -> &str {
+        self.info.schema.field(index).name()
+    }
+
+    /// The leaf column of a text column.
+    fn text_leaf(&self, index: usize) -> Result<usize, TableError> {
+        let column = &self.columns[index];
+        match column.leaf {
+            Some(leaf) if column.kind == Kind::Text => Ok(leaf),
+            _ => Err(TableError::NotText {
+                table: self.info.name.clone(),
+                column: self.column_name(index).to_owned(),
+                ty: column.ty.clone(),
+            }),
+        }
+    }
+
+    fn check_rows(&self, end: u64) -> Result<(), TableError> {
+        if end <= self.info.rows {
+            return Ok(());
+        }
+        Err(TableError::NoRows { table: self.info.name.clone(), rows: self.info.rows, end })
+    }
+
+    fn place(&self, group: usize, column: usize) -> Place {
+        let Group { file, row_group, .. } = self.groups[group];
+        Place { path: self.files[file].path.clone(), row_group, column: self.column_name(column).to_owned() }
+    }
+
+    fn file(&self, group: usize) -> &ParquetFile {
+        &self.files[self.groups[group].file]
+    }
+
+    /// All rows of a row group's chunk.
+    fn whole(&self, group: usize, leaf: usize) -> ChunkPart {
+        let Group { row_group, ref rows, .. } = self.groups[group];
+        ChunkPart { row_group, leaf, rows: 0..(rows.end - rows.start) as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests;

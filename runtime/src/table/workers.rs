@@ -1,0 +1,79 @@
+//! A work list spread over the machine's cores.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// Threads used for reading and writing files.
+pub(crate) fn cores() -> usize {
+    thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Runs `work` on every item, in no particular order, and returns the first error. After an error no further
+/// item is started.
+pub(crate) fn for_each<T, E>(items: Vec<T>, work: impl Fn(T) -> Result<(), E> + Sync) -> Result<(), E>
+where
+    T: Send,
+    E: Send,
+{
+    let threads = cores().min(items.len());
+    if threads <= 1 {
+        return items.into_iter().try_for_each(work);
+    }
+    let queue = Mutex::new(items.into_iter());
+    let failed = AtomicBool::new(false);
+    let first_error = Mutex::new(None);
+    let next = || if failed.load(Ordering::Relaxed) { None } else { lock(&queue).next() };
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(item) = next() {
+                    if let Err(error) = work(item) {
+                        failed.store(true, Ordering::Relaxed);
+                        lock(&first_error).get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    let first_error = lock(&first_error).take();
+    first_error.map_or(Ok(()), Err)
+}
+
+/// Like [`for_each`], and returns the results in the order of the items.
+pub(crate) fn map<T, R, E>(items: Vec<T>, work: impl Fn(T) -> Result<R, E> + Sync) -> Result<Vec<R>, E>
+where
+    T: Send,
+    R: Send,
+    E: Send,
+{
+    let mut results: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    for_each(items.into_iter().zip(results.iter_mut()).collect(), |(item, slot)| {
+        *slot = Some(work(item)?);
+        Ok(())
+    })?;
+    Ok(results.into_iter().flatten().collect())
+}
+
+/// Locks a mutex; a panic elsewhere does not make its content unusable here.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_keep_the_order_of_items() {
+        let doubled = map((0..1000).collect(), |i: u32| Ok::<_, ()>(i * 2)).unwrap();
+        assert_eq!(doubled, (0..1000).map(|i| i * 2).collect::<Vec<_>>());
+        assert_eq!(map(Vec::<u32>::new(), Ok::<_, ()>).unwrap(), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn an_error_is_returned() {
+        let result = for_each((0..100).collect(), |i: u32| if i == 40 { Err(i) } else { Ok(()) });
+        assert_eq!(result, Err(40));
+    }
+}

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Runs the TPC-H workload on a GPU machine and prints a short table; reports go to $OUT.
+#
+#   DKB_DATA      folder for generated data            (/dev/shm/dkb)
+#   OUT           folder for reports                   (bench/results/gpu-check)
+#   SCALES        scale factors to run                 ("0.01 1 10")
+#   GPUS          values for --gpus to run             ("1", then all GPUs of the machine)
+#   REPEAT        timed runs a query                   (5)
+#   ANSWERS       folder with sfSF/qNN.parquet answers (tests/answers); SF10 runs with --check where it has none
+#   DKB_SANITIZE  1 runs compute-sanitizer's four tools over the 22 queries at SF0.01
+#   DKB_RUN       the program                          (.carry/dkb-run.xz unpacked, else target/release/dkb-run)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+data=${DKB_DATA:-/dev/shm/dkb}
+out=${OUT:-bench/results/gpu-check}
+answers=${ANSWERS:-tests/answers}
+scales=${SCALES:-0.01 1 10}
+repeat=${REPEAT:-5}
+mkdir -p "$data" "$out"
+failed=0
+
+program=${DKB_RUN:-}
+if [ -z "$program" ]; then
+  if [ -f .carry/dkb-run.xz ]; then
+    program=$data/dkb-run
+    if [ ! -x "$program" ] || [ .carry/dkb-run.xz -nt "$program" ]; then
+      xz -dc .carry/dkb-run.xz >"$program.new" && chmod +x "$program.new" && mv "$program.new" "$program" || exit 2
+    fi
+  else
+    program=target/release/dkb-run
+  fi
+fi
+if [ ! -x "$program" ]; then
+  echo "no program at $program: build it with 'cargo build --release --bin dkb-run', or set DKB_RUN" >&2
+  exit 2
+fi
+
+count=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
+if [ "$count" = 0 ]; then
+  echo "no GPU: nvidia-smi lists none" >&2
+  exit 2
+fi
+gpus=${GPUS:-$(if [ "$count" -gt 1 ]; then echo "1 $count"; else echo 1; fi)}
+nvidia-smi --query-gpu=index,name,driver_version,memory.total --format=csv,noheader | tee "$out/gpus.csv"
+
+summary=$out/summary.txt
+: >"$summary"
+line() { printf '%-34s %-8s %10s %s\n' "$@" | tee -a "$summary"; }
+
+# run NAME ARGS...: one run of the workload with its report, log and a line of the table.
+run() {
+  local name=$1 start status
+  shift
+  start=$(date +%s%N)
+  "$program" --device cuda --report "$out/$name.json" "$@" >"$out/$name.log" 2>&1
+  status=$?
+  local seconds total
+  seconds=$(awk "BEGIN { printf \"%.1f s\", ($(date +%s%N) - $start) / 1e9 }")
+  total=$(grep -o '"total_exec_ms_median": *[0-9.]*' "$out/$name.json" 2>/dev/null | grep -o '[0-9.]*$')
+  if [ "$status" = 0 ]; then
+    line "$name" ok "$seconds" "${total:+total exec $total ms}"
+  else
+    failed=1
+    line "$name" "exit $status" "$seconds" "$(tail -n 1 "$out/$name.log")"
+  fi
+}
+
+for scale in $scales; do
+  run "generate-sf$scale" --tpch "$scale" --data-root "$data" --query q06
+  for n in $gpus; do
+    checks=(--check)
+    # DataFusion takes long at large scales; stored answers serve there.
+    if [ -d "$answers/sf$scale" ]; then
+      case $scale in
+        0.01 | 1) checks=(--check --answers "$answers/sf$scale") ;;
+        *) checks=(--answers "$answers/sf$scale") ;;
+      esac
+    fi
+    run "sf$scale-gpus$n" --tpch "$scale" --data-root "$data" --gpus "$n" --fallback error \
+      --repeat "$repeat" --warmup 1 "${checks[@]}"
+  done
+  # Several logical devices on the first GPU: the exchange without a second one.
+  run "sf$scale-devices0000" --tpch "$scale" --data-root "$data" --devices 0,0,0,0 \
+    --fallback error --check
+done
+
+if [ "${DKB_SANITIZE:-0}" = 1 ]; then
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
+  if [ -z "$sanitizer" ]; then
+    failed=1
+    line sanitizer missing - "compute-sanitizer is not on PATH nor under /usr/local/cuda*/bin"
+  else
+    export DKB_SANITIZE=1
+    for tool in memcheck racecheck initcheck synccheck; do
+      name=sanitize-$tool
+      if "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 --log-file "$out/$name.txt" \
+        "$program" --device cuda --tpch 0.01 --data-root "$data" --fallback error \
+        --answers "$answers/sf0.01" --report "$out/$name.json" >"$out/$name.log" 2>&1; then
+        line "$name" ok - "$(grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/$name.txt" | tail -n 1)"
+      else
+        failed=1
+        line "$name" failed - "$(grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/$name.txt" | tail -n 1)"
+      fi
+    done
+  fi
+fi
+
+echo
+echo "== summary ($out)"
+cat "$summary"
+exit "$failed"

@@ -1,0 +1,298 @@
+//! The SQL suite: every query of `sql/*.sql` on DataFusion, on one device and on three, with equal answers.
+//!
+//! The files hold queries only, each ended by `;`. A comment line before a query may say what is special:
+//! `-- fallback` marks one that generated kernels do not cover, `-- error` one that must fail on this data.
+//! Both marks are checked, so that they stay true. Under a final ORDER BY rows are compared in order: such
+//! queries order completely.
+
+#![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float64Array, Int32Array, Int64Array, RecordBatch,
+    StringArray,
+};
+
+use dkb_runtime::exec::Error;
+use dkb_runtime::session::{Session, SessionConfig};
+use dkb_tests::reference::Reference;
+use dkb_tests::{answer, host_session, root, tables};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    None,
+    Fallback,
+    Error,
+}
+
+/// The queries of a file with their marks.
+fn queries(text: &str) -> Vec<(Mark, String)> {
+    let mut queries = Vec::new();
+    let (mut mark, mut sql) = (Mark::None, String::new());
+    for line in text.lines() {
+        match line.trim() {
+            comment if comment.starts_with("-- fallback") => mark = Mark::Fallback,
+            comment if comment.starts_with("-- error") => mark = Mark::Error,
+            comment if comment.starts_with("--") => {}
+            text => {
+                sql.push_str(text);
+                sql.push(' ');
+                if text.ends_with(';') {
+                    queries.push((mark, sql.trim().trim_end_matches(';').to_owned()));
+                    (mark, sql) = (Mark::None, String::new());
+                }
+            }
+        }
+    }
+    assert!(sql.trim().is_empty(), "a query lacks its `;`: {sql}");
+    queries
+}
+
+fn is_ordered(sql: &str) -> bool {
+    let tail = sql.rsplit(')').next().unwrap_or(sql);
+    tail.to_lowercase().contains("order by")
+}
+
+fn decimals(values: &[Option<i128>], precision: u8) -> ArrayRef {
+    let array = Decimal128Array::from(values.to_vec());
+    Arc::new(array.with_precision_and_scale(precision, 2).expect("cells fit"))
+}
+
+/// `t` has NULLs in every column but its key, `u` has NULL and duplicate keys, `w` has text of every kind, and
+/// `nothing` has no rows.
+fn write_tables(dir: &Path) {
+    let n = None;
+    let t = RecordBatch::try_from_iter_with_nullable([
+        ("id", Arc::new(Int64Array::from_iter_values(1..=10)) as ArrayRef, false),
+        (
+            "k",
+            Arc::new(Int64Array::from(vec![
+                Some(1),
+                Some(2),
+                Some(2),
+                n,
+                Some(-3),
+                Some(4),
+                n,
+                Some(2),
+                Some(7),
+                Some(1),
+            ])),
+            true,
+        ),
+        (
+            "g",
+            Arc::new(Int32Array::from(vec![
+                Some(1),
+                Some(1),
+                Some(2),
+                Some(2),
+                None,
+                None,
+                Some(3),
+                Some(1),
+                Some(-1),
+                Some(-1),
+            ])),
+            true,
+        ),
+        (
+            "d",
+            decimals(
+                &[
+                    Some(100),
+                    Some(-250),
+                    None,
+                    Some(0),
+                    Some(99_999_999),
+                    Some(-1),
+                    None,
+                    Some(100),
+                    Some(333),
+                    Some(50),
+                ],
+                12,
+            ),
+            true,
+        ),
+        (
+            "dt",
+            Arc::new(Date32Array::from(vec![
+                Some(9131),
+                Some(9161),
+                None,
+                Some(9190),
+                Some(0),
+                Some(-1),
+                Some(19782),
+                None,
+                Some(9131),
+                Some(9500),
+            ])),
+            true,
+        ),
+        (
+            "s",
+            Arc::new(StringArray::from(vec![
+                Some("red"),
+                Some("green"),
+                Some(""),
+                None,
+                Some("red"),
+                Some("Red"),
+                None,
+                Some("blue"),
+                Some("a%b_c"),
+                Some("grün"),
+            ])),
+            true,
+        ),
+        (
+            "f",
+            Arc::new(BooleanArray::from(vec![
+                Some(true),
+                Some(false),
+                None,
+                Some(true),
+                Some(false),
+                None,
+                Some(true),
+                Some(true),
+                None,
+                Some(false),
+            ])),
+            true,
+        ),
+        (
+            "x",
+            Arc::new(Float64Array::from(vec![
+                Some(0.5),
+                Some(-1.25),
+                None,
+                Some(0.0),
+                Some(1e10),
+                Some(3.0),
+                None,
+                Some(2.5),
+                Some(-0.125),
+                Some(8.0),
+            ])),
+            true,
+        ),
+    ]);
+    tables::write_batch(dir, "t", &t.expect("equal lengths"), 4);
+    let u = RecordBatch::try_from_iter_with_nullable([
+        (
+            "uk",
+            Arc::new(Int64Array::from(vec![Some(1), Some(2), Some(2), None, Some(9), Some(-3), None]))
+                as ArrayRef,
+            true,
+        ),
+        ("v", decimals(&[Some(500), Some(-700), None, Some(1), Some(2), Some(300), Some(4)], 15), true),
+        (
+            "name",
+            Arc::new(StringArray::from(vec![
+                Some("one"),
+                Some("two"),
+                Some("deux"),
+                Some("none"),
+                None,
+                Some("minus three"),
+                Some("red"),
+            ])),
+            true,
+        ),
+    ]);
+    tables::write_batch(dir, "u", &u.expect("equal lengths"), 3);
+    let w = RecordBatch::try_from_iter_with_nullable([
+        ("wid", Arc::new(Int64Array::from_iter_values(0..300)) as ArrayRef, false),
+        (
+            "txt",
+            Arc::new(
+                (0..300).map(|i| Some(format!("row {} of {}", i, i * 7919 % 300))).collect::<StringArray>(),
+            ),
+            false,
+        ),
+        ("grp", Arc::new((0..300).map(|i| (i % 11 != 0).then_some(i % 7)).collect::<Int32Array>()), true),
+    ]);
+    tables::write_batch(dir, "w", &w.expect("equal lengths"), 64);
+    let nothing = RecordBatch::try_from_iter_with_nullable([
+        ("nid", Arc::new(Int64Array::from(Vec::<i64>::new())) as ArrayRef, false),
+        ("nk", Arc::new(Int64Array::from(Vec::<Option<i64>>::new())), true),
+        ("nd", decimals(&[], 12), true),
+        ("ns", Arc::new(StringArray::from(Vec::<Option<&str>>::new())), true),
+        ("ndt", Arc::new(Date32Array::from(Vec::<Option<i32>>::new())), true),
+    ]);
+    tables::write_batch(dir, "nothing", &nothing.expect("equal lengths"), 100);
+}
+
+/// Runs one query on one session: `None` where it has no kernels.
+fn ours(session: &Session, sql: &str) -> Option<Result<RecordBatch, Error>> {
+    let mut prepared = match session.prepare(sql, &[]) {
+        Ok(prepared) => prepared,
+        Err(Error::Unsupported(reason)) => {
+            println!("  no kernels: {reason}");
+            return None;
+        }
+        Err(error) => return Some(Err(error)),
+    };
+    Some(session.execute(&mut prepared, &[]).map(|execution| execution.batch))
+}
+
+fn check(file: &str) {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    write_tables(dir.path());
+    let reference = Reference::open(dir.path());
+    let poison = SessionConfig { poison: true, ..SessionConfig::default() };
+    let sessions = [1, 3].map(|devices| host_session(dir.path(), devices, poison.clone()));
+    let text = std::fs::read_to_string(root().join("tests/sql").join(file)).expect("the suite's file");
+    let mut wrong = Vec::new();
+    for (mark, sql) in queries(&text) {
+        println!("{sql}");
+        let want = reference.run(&sql);
+        for (session, devices) in sessions.iter().zip(["1 device", "3 devices"]) {
+            let verdict = match (mark, ours(session, &sql), &want) {
+                (Mark::Fallback, None, Ok(_)) => Ok(()),
+                (Mark::Fallback, Some(_), _) => Err("has kernels, so drop its mark `-- fallback`".to_owned()),
+                (_, None, _) => Err("has no kernels and no mark `-- fallback`".to_owned()),
+                (Mark::Error, Some(Err(error)), Err(_)) => {
+                    println!("  fails as it must: {error}");
+                    Ok(())
+                }
+                (Mark::Error, Some(got), want) => {
+                    Err(format!("must fail: ours {}, DataFusion {}", got.is_err(), want.is_err()))
+                }
+                (_, _, Err(error)) => Err(format!("DataFusion fails: {error}")),
+                (_, Some(Err(error)), _) => Err(format!("fails: {error}")),
+                (_, Some(Ok(got)), Ok(want)) => answer::compare(&got, want, is_ordered(&sql)),
+            };
+            if let Err(what) = verdict {
+                wrong.push(format!("{sql}\n  on {devices}: {what}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{file}: {} wrong\n{}", wrong.len(), wrong.join("\n"));
+}
+
+macro_rules! suite {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            check(concat!(stringify!($name), ".sql"));
+        })*
+
+        #[test]
+        fn every_file_is_run() {
+            let listed = [$(stringify!($name)),*];
+            for file in std::fs::read_dir(root().join("tests/sql")).expect("the suite's folder") {
+                let path = file.expect("an entry").path();
+                let stem = path.file_stem().and_then(|s| s.to_str()).expect("a plain name");
+                assert!(listed.contains(&stem), "add `{stem}` to the suite");
+            }
+        }
+    };
+}
+
+suite! { nulls joins aggregates subqueries text order empty numbers dates }
