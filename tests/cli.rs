@@ -1,5 +1,5 @@
-//! `dkb-run` on bad input and when it is interrupted: one clear line that names the thing, the documented exit
-//! code, and nothing left behind.
+//! `dkb-run` on bad input and when it is interrupted: one clear line that names the thing, the documented
+//! exit code, and nothing left behind.
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
@@ -188,7 +188,8 @@ fn formats() {
 
 #[test]
 fn parameters_of_own_sql() {
-    let sql = "select count(*) as n from lineitem where l_shipdate >= :from and l_discount < :most and l_shipmode = :mode";
+    let sql = "select count(*) as n from lineitem
+               where l_shipdate >= :from and l_discount < :most and l_shipmode = :mode";
     let params = ["--param", "from=1995-01-01", "--param", "most=0.05", "--param", "mode=AIR"];
     let (code, out, _) = run(&mut on_tpch(&[&["--check", "--format", "csv", sql][..], &params].concat()));
     assert_eq!(code, 0);

@@ -19,8 +19,8 @@ use tempfile::TempDir;
 const SIZES: [usize; 6] = [0, 1, 255, 256, 257, 100_000];
 const DEVICES: [usize; 2] = [1, 3];
 
-/// Table `t` in memory and as a file: `id` is the row number, `v` lies in -500..500, `g` in 0..5, `d` is any day,
-/// `s` is text of every kind.
+/// Table `t` in memory and as a file: `id` is the row number, `v` lies in -500..500, `g` in 0..5, `d` is any
+/// day, `s` is text of every kind.
 struct Table {
     dir: TempDir,
     v: Vec<i64>,
@@ -181,7 +181,9 @@ name = "scan"
 over = "t"
 on = "partitions"
 writes = ["wide", "sum", "count", "real", "low", "high", "seen", "last"]
-launches = [{ kernel = "scan", threads = "rows", args = ["rows", "t.v", "t.g", "wide", "sum", "count", "real", "low", "high", "seen", "last"] }]"#;
+launches = [{ kernel = "scan", threads = "rows", args = [
+  "rows", "t.v", "t.g", "wide", "sum", "count", "real", "low", "high", "seen", "last"
+] }]"#;
     let source = r#"
 extern "C" __global__ void scan(u64 rows, const i64* v, const i32* g, i128* wide, i64* sum, u64* count, f64* real,
                                 i64* low, i64* high, u32* seen, i32* last) {
@@ -296,19 +298,30 @@ name = "group"
 over = "t"
 on = "partitions"
 writes = ["n1", "keys1", "count1", "n2", "state2", "keys2", "sum2"]
-launches = [{ kernel = "group", threads = "rows", args = ["rows", "t.v", "t.g", "len(slots1)", "n1", "keys1", "count1", "len(slots2)", "n2", "state2", "keys2", "sum2"] }]
-merge = { kernel = "fold", threads = "slots1 + slots2", args = ["peer.keys1", "peer.count1", "peer.state2", "peer.keys2", "peer.sum2", "len(slots1)", "n1", "keys1", "count1", "len(slots2)", "n2", "state2", "keys2", "sum2"] }
+launches = [{ kernel = "group", threads = "rows", args = [
+  "rows", "t.v", "t.g", "len(slots1)", "n1", "keys1", "count1", "len(slots2)", "n2", "state2", "keys2",
+  "sum2"
+] }]
+merge = { kernel = "fold", threads = "slots1 + slots2", args = [
+  "peer.keys1", "peer.count1", "peer.state2", "peer.keys2", "peer.sum2", "len(slots1)", "n1", "keys1",
+  "count1", "len(slots2)", "n2", "state2", "keys2", "sum2"
+] }
 [[phases]]
 name = "find"
 over = "t"
 on = "partitions"
 writes = ["wrong"]
-launches = [{ kernel = "find", threads = "rows", args = ["rows", "t.v", "t.g", "len(slots1)", "keys1", "len(slots2)", "state2", "keys2", "wrong"] }]
+launches = [{ kernel = "find", threads = "rows", args = [
+  "rows", "t.v", "t.g", "len(slots1)", "keys1", "len(slots2)", "state2", "keys2", "wrong"
+] }]
 [[phases]]
 name = "out"
 over = "rows(slots2)"
 on = "root"
-launches = [{ kernel = "out", threads = "rows", args = ["rows", "state2", "keys2", "sum2", "len(slots1)", "keys1", "count1", "wrong", "len(out)", "n", "out_v", "out_g", "out_sum", "out_count", "out_wrong"] }]"#;
+launches = [{ kernel = "out", threads = "rows", args = [
+  "rows", "state2", "keys2", "sum2", "len(slots1)", "keys1", "count1", "wrong", "len(out)", "n", "out_v",
+  "out_g", "out_sum", "out_count", "out_wrong"
+] }]"#;
     let source = r#"
 DKB_FN u64 biased(i64 v) { return u64(v + 501); }
 extern "C" __global__ void group(u64 rows, const i64* v, const i32* g, u64 slots1, u64* n1, u64* keys1, u64* count1,
@@ -402,12 +415,16 @@ name = "link"
 over = "t"
 on = "partitions"
 writes = ["bits", "again"]
-launches = [{ kernel = "link", threads = "rows", args = ["rows", "first_row", "t.v", "len(keys)", "heads", "next", "bits", "again"] }]
+launches = [{ kernel = "link", threads = "rows", args = [
+  "rows", "first_row", "t.v", "len(keys)", "heads", "next", "bits", "again"
+] }]
 [[phases]]
 name = "walk"
 over = "rows(keys)"
 on = "root"
-launches = [{ kernel = "walk", threads = "rows", args = ["rows", "heads", "next", "bits", "again", "len(out)", "n", "out_key", "out_rows", "out_sum", "out_again"] }]"#;
+launches = [{ kernel = "walk", threads = "rows", args = [
+  "rows", "heads", "next", "bits", "again", "len(out)", "n", "out_key", "out_rows", "out_sum", "out_again"
+] }]"#;
     let source = r#"
 extern "C" __global__ void link(u64 rows, u64 first, const i64* v, u64 keys, u32* heads, u32* next, u32* bits, u64* again) {
   DKB_ROWS(i, rows) {

@@ -159,10 +159,15 @@ impl Checker<'_> {
                 );
             }
             self.over(&format!("{field}.over"), &phase.over)?;
-            if (phase.on == On::Partitions) != matches!(phase.over, Over::Table(_)) {
+            let fits = match phase.over {
+                Over::Table(_) => phase.on == On::Partitions,
+                Over::Size(_) => true,
+                Over::Nothing | Over::Dict(..) => phase.on != On::Partitions,
+            };
+            if !fits {
                 return fail(
                     format!("{field}.on"),
-                    "`partitions` goes with a table, and a table with `partitions`",
+                    "tables are divided into `partitions`, sizes may be, and nothing else is",
                 );
             }
             let mut merged = false;
@@ -234,8 +239,8 @@ impl Checker<'_> {
                 fail(field, "`rows` has no meaning here: the launch streams over nothing")
             }
             Arg::Rows => Ok(()),
-            Arg::FirstRow if merge || !matches!(phase.over, Over::Table(_)) => {
-                fail(field, "`first_row` has a meaning only in launches over a table")
+            Arg::FirstRow if merge || phase.on != On::Partitions => {
+                fail(field, "`first_row` has a meaning only where a phase is divided into partitions")
             }
             Arg::FirstRow => Ok(()),
             Arg::Column(t, c) | Arg::Valid(t, c) | Arg::Offsets(t, c) | Arg::Bytes(t, c) => {
@@ -358,8 +363,10 @@ impl Checker<'_> {
                 }
             }
             let text = column.dict.is_some() as u8 + column.fetch.is_some() as u8;
-            if text != (column.ty == SqlType::Utf8) as u8 {
-                return fail(field, "utf8 columns, and no others, need exactly one of `dict` and `fetch`");
+            let packed = column.ty == SqlType::Utf8 && from.ty == Elem::I128;
+            if text != (column.ty == SqlType::Utf8 && !packed) as u8 {
+                let message = "utf8 columns need one of `dict` and `fetch`, unless packed in i128; others neither";
+                return fail(field, message);
             }
             let floats = matches!(column.ty, SqlType::Float32 | SqlType::Float64);
             if from.ty == Elem::F64 && !floats {

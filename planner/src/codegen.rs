@@ -467,7 +467,7 @@ impl Emitter<'_> {
         if let Some(Form::Dict(t, c)) = codes {
             form = Form::Dict(t, c);
         }
-        let mut branch = |this: &mut Self, pipe: &mut Pipe, v: &Expr| -> Result<(String, Option<String>), Fault> {
+        let branch = |this: &mut Self, pipe: &mut Pipe, v: &Expr| -> Result<(String, Option<String>), Fault> {
             if v.kind == Kind::Null {
                 let zero = if form == Form::Text { "Str{nullptr, 0}" } else { "0" };
                 return Ok((zero.to_owned(), Some("true".to_owned())));

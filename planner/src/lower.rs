@@ -82,6 +82,8 @@ pub(crate) struct Lowering<'a> {
     /// Parameters in the order of first use, declared ones first.
     pub(crate) params: IndexMap<String, Param>,
     lifted: HashMap<(SqlType, String), String>,
+    /// Scalar subqueries met in an expression, to be joined below the operator that holds it.
+    scalars: Vec<Rel>,
 }
 
 struct Scope<'a> {
@@ -111,7 +113,7 @@ impl<'a> Lowering<'a> {
         let declared = decls.iter().map(|d| {
             (d.name.clone(), Param { ty: d.ty, default: Some(d.default.clone()), value: None, digits: None })
         });
-        Lowering { tables, columns: Vec::new(), params: declared.collect(), lifted: HashMap::new() }
+        Lowering { tables, columns: Vec::new(), params: declared.collect(), lifted: HashMap::new(), scalars: Vec::new() }
     }
 
     fn define(&mut self, name: &str, ty: SqlType, distinct: f64) -> ColId {
@@ -206,7 +208,7 @@ impl<'a> Lowering<'a> {
             let lowered = self.expr(e, scope)?;
             outputs.push(self.named(lowered, field.name(), &mut defs));
         }
-        Ok((rel.mapped(defs), outputs))
+        Ok((self.with_scalars(rel).mapped(defs), outputs))
     }
 
     /// The expression itself if trivial, else a new column for it.
@@ -249,7 +251,8 @@ impl<'a> Lowering<'a> {
                 let scope = Scope { parts: vec![(f.input.schema(), &input.outputs)] };
                 let mut predicates = Vec::new();
                 conjuncts(self.expr(&f.predicate, &scope)?, &mut predicates);
-                Ok(Lowered { rel: input.rel.filtered(predicates), outputs: input.outputs })
+                let rel = self.with_scalars(input.rel).filtered(predicates);
+                Ok(Lowered { rel, outputs: input.outputs })
             }
             LogicalPlan::Join(join) => self.join(join),
             LogicalPlan::Aggregate(agg) => self.aggregate(agg),
@@ -265,6 +268,41 @@ impl<'a> Lowering<'a> {
             }
             other => unsupported(operator_name(other)),
         }
+    }
+
+    /// Joins the scalar subqueries that were met since the last call: one row each.
+    fn with_scalars(&mut self, rel: Rel) -> Rel {
+        std::mem::take(&mut self.scalars).into_iter().fold(rel, |rel, scalar| {
+            let (left, right) = (Box::new(rel), Box::new(scalar));
+            let kind = JoinKind::Inner;
+            Rel::Join(Join { kind, left, right, on: vec![], filter: vec![], null_aware: false })
+        })
+    }
+
+    /// A subquery that yields one row: an aggregate without groups.
+    fn scalar_subquery(&mut self, subquery: &df::Subquery) -> Result<Expr, PlanError> {
+        if !subquery.outer_ref_columns.is_empty() {
+            return unsupported("this correlated scalar subquery");
+        }
+        let outer = std::mem::take(&mut self.scalars);
+        let lowered = self.plan(&subquery.subquery)?;
+        self.scalars = outer;
+        fn one_row(rel: &Rel) -> bool {
+            match rel {
+                Rel::Map { input, .. } => one_row(input),
+                Rel::Aggregate(agg) => agg.keys.is_empty(),
+                Rel::Join(join) => join.kind == JoinKind::Inner && join.on.is_empty() && join.filter.is_empty()
+                    && one_row(&join.left) && one_row(&join.right),
+                Rel::Once => true,
+                _ => false,
+            }
+        }
+        if !one_row(&lowered.rel) {
+            return unsupported("a scalar subquery that is no aggregate");
+        }
+        self.scalars.push(lowered.rel);
+        let value = lowered.outputs.into_iter().next();
+        value.ok_or_else(|| PlanError::Query("a scalar subquery without columns".to_owned()))
     }
 
     fn scan(&mut self, scan: &df::TableScan) -> Result<Lowered, PlanError> {
@@ -302,10 +340,12 @@ impl<'a> Lowering<'a> {
         }
         let scope = Scope { parts: vec![(&scan.projected_schema, &outputs)] };
         let mut predicates = Vec::new();
+        
         for filter in &scan.filters {
             conjuncts(self.expr(filter, &scope)?, &mut predicates);
         }
-        Ok(Lowered { rel: Rel::Scan { table, columns }.filtered(predicates), outputs })
+        let rel = self.with_scalars(Rel::Scan { table, columns }).filtered(predicates);
+        Ok(Lowered { rel, outputs })
     }
 
     fn join(&mut self, join: &df::Join) -> Result<Lowered, PlanError> {
@@ -577,6 +617,7 @@ impl<'a> Lowering<'a> {
                 if a.ty == ty { Ok(a) } else { Ok(Expr::new(Kind::Cast(Box::new(a)), ty)) }
             }
             df::Expr::ScalarFunction(f) => self.function(f, scope),
+            df::Expr::ScalarSubquery(s) => self.scalar_subquery(s),
             other => unsupported(format!("expression {other}")),
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use arrow::datatypes::{Field, Schema};
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::error::DataFusionError;
+use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::logical_expr::LogicalPlan;
+use datafusion::optimizer::Optimizer;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use dkb_kernels::SqlType;
 
@@ -18,7 +20,13 @@ pub(crate) fn context(tables: &[TableInfo]) -> SessionContext {
     let config = SessionConfig::new()
         .with_target_partitions(1)
         .set_bool("datafusion.sql_parser.parse_float_as_decimal", true);
-    let ctx = SessionContext::new_with_config(config);
+    // The compiler of the kernels finds common subexpressions; as projections they would only hide constants.
+    let rules = Optimizer::new().rules.into_iter().filter(|r| r.name() != "common_sub_expression_eliminate");
+    let state = SessionStateBuilder::new_with_default_features()
+        .with_config(config)
+        .with_optimizer_rules(rules.collect())
+        .build();
+    let ctx = SessionContext::new_with_state(state);
     for table in tables {
         let fields = table.schema.fields().iter().zip(&table.columns);
         let fields = fields.map(|(f, c)| Field::new(f.name(), f.data_type().clone(), c.nullable));

@@ -5,7 +5,8 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 
-/// The relative error that floating-point cells may have: one unit of their last digit, and sums in another order.
+/// The relative error that floating-point cells may have: one unit of their last digit, and sums in another
+/// order.
 const FLOAT_ERROR: f64 = 2e-8;
 
 /// The rows of a batch as text; NULL is `NULL`, floats have nine significant digits.

@@ -5,6 +5,7 @@ use std::path::Path;
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use datafusion::error::DataFusionError;
+use datafusion::physical_plan::collect;
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 use tokio::runtime::Runtime;
 
@@ -37,11 +38,10 @@ impl Reference {
     /// DataFusion's words: the query is wrong, or fails on this data.
     pub fn run(&self, sql: &str) -> Result<RecordBatch, String> {
         let answer = self.runtime.block_on(async {
-            let frame = self.context.sql(sql).await?;
-            let schema = frame.schema().inner().clone();
-            let batches = frame.collect().await?;
+            let plan = self.context.sql(sql).await?.create_physical_plan().await?;
+            let batches = collect(plan.clone(), self.context.task_ctx()).await?;
             // Plans may refine nullability; the batches know best.
-            let schema = batches.first().map_or(schema, RecordBatch::schema);
+            let schema = batches.first().map_or(plan.schema(), RecordBatch::schema);
             Ok::<_, DataFusionError>(concat_batches(&schema, &batches)?)
         });
         answer.map_err(|e| e.to_string())

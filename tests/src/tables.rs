@@ -1,4 +1,5 @@
-//! Random tables with everything that SQL finds difficult: NULLs, duplicates, negative numbers, no rows at all.
+//! Random tables with everything that SQL finds difficult: NULLs, duplicates, negative numbers, no rows at
+//! all.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,7 +20,8 @@ pub const WORDS: [&str; 8] = ["", "apple", "apple pie", "banana", "Banana", "a_b
 /// The first day of the dates: 1995-01-01.
 pub const FIRST_DAY: i32 = 9131;
 
-/// Writes table `name` with `rows` rows into `dir`, in row groups of 100 rows. Its columns begin with `name_`:
+/// Writes table `name` with `rows` rows into `dir`, in row groups of 100 rows. Its columns begin with
+/// `name_`:
 ///
 /// `id` int64 unique and not null, `k` int64 with duplicates and negative values, `g` int32 of few values,
 /// `d` decimal(12,2), `e` decimal(15,2) not null, `dt` date, `s` text of few values, `t` text of many values,

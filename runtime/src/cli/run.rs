@@ -150,12 +150,7 @@ fn run_single(
     output::write_result(&batch, options.format, options.output.as_deref())?;
     let ran = checker.check(query, measured, &batch)?;
     eprintln!("{}", report::line(&query.name, &ran));
-    if let Some(reason) = &ran.measured.fallback {
-        eprintln!("{}: ran in DataFusion: {reason}", query.name);
-    }
-    for complaint in ran.complaints() {
-        eprintln!("{}: {complaint}", query.name);
-    }
+    remarks(options, &query.name, &ran);
     Ok(Outcome { query: query.name.clone(), result: Ok(ran) })
 }
 
@@ -196,16 +191,21 @@ fn run_many(
     output::print(&report::table(&outcomes))?;
     for outcome in &outcomes {
         match &outcome.result {
-            Ok(ran) => {
-                if let (Some(reason), false) = (&ran.measured.fallback, options.checks()) {
-                    eprintln!("{}: ran in DataFusion: {reason}", outcome.query);
-                }
-                ran.complaints().iter().for_each(|complaint| eprintln!("{}: {complaint}", outcome.query));
-            }
+            Ok(ran) => remarks(options, &outcome.query, ran),
             Err(error) => eprintln!("{}: {error}", outcome.query),
         }
     }
     Ok(outcomes)
+}
+
+/// Says on standard error what is wrong with a query's outcome, and that it was a fallback.
+fn remarks(options: &Options, query: &str, ran: &Ran) {
+    if let (Some(reason), false) = (&ran.measured.fallback, options.checks()) {
+        eprintln!("{query}: ran in DataFusion: {reason}");
+    }
+    for complaint in ran.complaints() {
+        eprintln!("{query}: {complaint}");
+    }
 }
 
 fn spinner() -> ProgressBar {

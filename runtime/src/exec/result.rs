@@ -235,7 +235,10 @@ fn texts(
         let fetched = Fetched::new(store, source, column, selected)?;
         return Ok((0..selected.len()).map(|at| fetched.get(at)).collect());
     }
-    let (table, name) = spec.dict.as_deref().and_then(|d| d.split_once('.')).unwrap_or_default();
+    let Some((table, name)) = spec.dict.as_deref().and_then(|d| d.split_once('.')) else {
+        let unpack = |row: &u32| column.is_valid(*row as usize).then(|| unpack_text(column.int(*row as usize)));
+        return Ok(selected.iter().map(unpack).collect());
+    };
     let dictionary = store.dictionary(table, name)?;
     let text = |row: &u32| {
         let row = *row as usize;
@@ -253,6 +256,13 @@ fn texts(
         }
     };
     selected.iter().map(text).collect()
+}
+
+/// The text of `pack_text` in `dkb.cuh`: bytes from the top, the length in the lowest byte, the top bit flipped.
+fn unpack_text(packed: i128) -> String {
+    let bytes = (packed as u128 ^ 1 << 127).to_be_bytes();
+    let len = usize::from(bytes[15]).min(15);
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
 /// Text of a table's rows, gathered by row number.

@@ -410,7 +410,19 @@ impl Machine<'_> {
         let table = match &step.over {
             Over::Nothing => return once(None),
             Over::Size(size) => {
-                return once(program.plan.sizes.get_index_of(size).map(|s| self.env.sizes[s]));
+                let capacity = program.plan.sizes.get_index_of(size).map_or(0, |s| self.env.sizes[s]);
+                if step.on != On::Partitions || whole {
+                    return once(Some(capacity));
+                }
+                let border = |d: usize| {
+                    let share = u128::from(capacity) * d as u128 / self.workers.len() as u128;
+                    share as u64
+                };
+                let share = border(device)..border(device + 1);
+                if share.is_empty() {
+                    return Ok(Tally::default());
+                }
+                return self.launches(worker, step, frame(&share, part, &[]));
             }
             Over::Dict(table, column) => {
                 return once(Some(self.env.eval(&format!("dict({table}.{column})"), None)?));
