@@ -2,8 +2,8 @@
 //!
 //! The files hold queries only, each ended by `;`. A comment line before a query may say what is special:
 //! `-- fallback` marks one that generated kernels do not cover, `-- error` one that must fail on this data.
-//! Both marks are checked, so that they stay true. Under a final ORDER BY rows are compared in order: such
-//! queries order completely.
+//! Both marks are checked, so that they stay true, and `DKB_UPDATE=1` sets those for fallbacks anew. Under a
+//! final ORDER BY rows are compared in order: such queries order completely.
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
@@ -27,27 +27,51 @@ enum Mark {
     Error,
 }
 
+/// A query of a suite's file.
+struct Case {
+    mark: Mark,
+    sql: String,
+    /// Index of its first line.
+    line: usize,
+}
+
 /// The queries of a file with their marks.
-fn queries(text: &str) -> Vec<(Mark, String)> {
-    let mut queries = Vec::new();
-    let (mut mark, mut sql) = (Mark::None, String::new());
-    for line in text.lines() {
+fn cases(text: &str) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let (mut mark, mut sql, mut first) = (Mark::None, String::new(), 0);
+    for (index, line) in text.lines().enumerate() {
         match line.trim() {
             comment if comment.starts_with("-- fallback") => mark = Mark::Fallback,
             comment if comment.starts_with("-- error") => mark = Mark::Error,
             comment if comment.starts_with("--") => {}
             text => {
+                if sql.is_empty() {
+                    first = index;
+                }
                 sql.push_str(text);
                 sql.push(' ');
                 if text.ends_with(';') {
-                    queries.push((mark, sql.trim().trim_end_matches(';').to_owned()));
-                    (mark, sql) = (Mark::None, String::new());
+                    let sql = std::mem::take(&mut sql).trim().trim_end_matches(';').to_owned();
+                    cases.push(Case { mark: std::mem::replace(&mut mark, Mark::None), sql, line: first });
                 }
             }
         }
     }
     assert!(sql.trim().is_empty(), "a query lacks its `;`: {sql}");
-    queries
+    cases
+}
+
+/// The file's text with `-- fallback` above the queries that begin on `lines`, and nowhere else.
+fn with_marks(text: &str, lines: &[usize]) -> String {
+    let mut out = String::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with("-- fallback")) {
+        if lines.contains(&index) {
+            out.push_str("-- fallback\n");
+        }
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
 }
 
 fn is_ordered(sql: &str) -> bool {
@@ -247,33 +271,53 @@ fn check(file: &str) {
     let reference = Reference::open(dir.path());
     let poison = SessionConfig { poison: true, ..SessionConfig::default() };
     let sessions = [1, 3].map(|devices| host_session(dir.path(), devices, poison.clone()));
-    let text = std::fs::read_to_string(root().join("tests/sql").join(file)).expect("the suite's file");
+    let path = root().join("tests/sql").join(file);
+    let text = std::fs::read_to_string(&path).expect("the suite's file");
     let mut wrong = Vec::new();
-    for (mark, sql) in queries(&text) {
+    let mut without_kernels = Vec::new();
+    for Case { mark, sql, line } in cases(&text) {
         println!("{sql}");
         let want = reference.run(&sql);
         for (session, devices) in sessions.iter().zip(["1 device", "3 devices"]) {
-            let verdict = match (mark, ours(session, &sql), &want) {
-                (Mark::None | Mark::Fallback, _, Err(error)) => Err(format!("DataFusion fails: {error}")),
-                (Mark::Fallback, None, Ok(_)) => Ok(()),
-                (Mark::Fallback, Some(_), _) => Err("has kernels, so drop its mark `-- fallback`".to_owned()),
-                (_, None, _) => Err("has no kernels and no mark `-- fallback`".to_owned()),
-                (Mark::Error, Some(Err(error)), Err(_)) => {
-                    println!("  fails as it must: {error}");
-                    Ok(())
-                }
-                (Mark::Error, Some(got), want) => {
-                    Err(format!("must fail: ours {}, DataFusion {}", got.is_err(), want.is_err()))
-                }
-                (_, Some(Err(error)), _) => Err(format!("fails: {error}")),
-                (_, Some(Ok(got)), Ok(want)) => answer::compare(&got, want, is_ordered(&sql)),
-            };
-            if let Err(what) = verdict {
+            let got = ours(session, &sql);
+            if got.is_none() && mark != Mark::Error && !without_kernels.contains(&line) {
+                without_kernels.push(line);
+            }
+            if let Err(what) = verdict(mark, &sql, got, &want) {
                 wrong.push(format!("{sql}\n  on {devices}: {what}"));
             }
         }
     }
+    if std::env::var_os("DKB_UPDATE").is_some() {
+        std::fs::write(&path, with_marks(&text, &without_kernels)).expect("the suite's file can be written");
+    }
     assert!(wrong.is_empty(), "{file}: {} wrong\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Compares what we give, `None` where there are no kernels, with what DataFusion gives.
+fn verdict(
+    mark: Mark,
+    sql: &str,
+    got: Option<Result<RecordBatch, Error>>,
+    want: &Result<RecordBatch, String>,
+) -> Result<(), String> {
+    match (mark, got, want) {
+        (Mark::None | Mark::Fallback, _, Err(error)) => Err(format!("DataFusion fails: {error}")),
+        (Mark::Fallback, None, Ok(_)) => Ok(()),
+        (Mark::Fallback, Some(_), _) => Err("has kernels, so drop its mark `-- fallback`".to_owned()),
+        // What fails in the reference may fail there for us too.
+        (Mark::Error, None, Err(_)) => Ok(()),
+        (_, None, _) => Err("has no kernels and no mark `-- fallback`".to_owned()),
+        (Mark::Error, Some(Err(error)), Err(_)) => {
+            println!("  fails as it must: {error}");
+            Ok(())
+        }
+        (Mark::Error, Some(got), want) => {
+            Err(format!("must fail: ours {}, DataFusion {}", got.is_err(), want.is_err()))
+        }
+        (Mark::None, Some(Err(error)), _) => Err(format!("fails: {error}")),
+        (Mark::None, Some(Ok(got)), Ok(want)) => answer::compare(&got, want, is_ordered(sql)),
+    }
 }
 
 macro_rules! suite {

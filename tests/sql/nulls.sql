@@ -27,6 +27,7 @@ select id from t where k not between 1 and 3;
 select id from t where d between 0 and 1;
 select id from t where s like 'r%';
 select id from t where s not like 'r%';
+-- fallback
 select id from t where case when k = 2 then true when k is null then null else false end;
 select id, case when k > 1 then 'big' when k is null then 'unknown' else 'small' end as c from t;
 select id, case k when 1 then 10 when 2 then 20 end as c from t;
@@ -35,6 +36,7 @@ select id, k + 1 as a, k - g as b, k * 2 as c from t;
 select id, d * 2 as a, d + 1 as b, -d as c from t;
 select id, coalesce(k, -1) as c from t;
 select id, coalesce(d, 0) as c from t;
+-- fallback
 select id, nullif(k, 2) as c from t;
 select id, k is null as a, s is not null as b from t;
 select id, k = 2 as a, s = 'red' as b from t;
@@ -49,5 +51,7 @@ select g, count(*) as n from t group by g;
 select k, g, count(*) as n from t group by k, g;
 select s, count(*) as n from t group by s;
 select f, count(*) as n, sum(d) as total from t group by f;
+-- fallback
 select id from t where k is distinct from 2;
+-- fallback
 select id from t where k is not distinct from null;

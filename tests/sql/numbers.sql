@@ -11,15 +11,19 @@ select id from t where d > 0.005;
 select id from t where d >= -2.5 and d < 3.33;
 select id from t where k > 1.5;
 select id from t where d = k;
+-- fallback
 select id from t where d > x;
 select id, x * 2 as a, x + k as b, x / 4 as c from t;
+-- fallback
 select id from t where x > 0.5;
 select id, cast(k as double) as a, cast(g as bigint) as b from t;
+-- fallback
 select id, cast(d as bigint) as a from t;
 select id, cast(k as decimal(10,2)) as a from t;
 select sum(d) * 0.5 as a, sum(d) + count(*) as b from t;
 select sum(k) / count(k) as a from t;
 select avg(d) * 2 as a from t;
+-- fallback
 select id, -k as a, abs(k) as b from t;
 select sum(v * d) as a from t join u on k = uk;
 -- error: division by zero

@@ -20,6 +20,7 @@ select wid, txt from w order by txt limit 7;
 select wid, txt from w order by txt desc limit 7 offset 3;
 select txt from w where grp = 3 order by wid desc limit 5;
 select grp, txt from w order by grp desc nulls first, txt limit 20;
+-- fallback
 select count(*) as n from (select id from t order by id limit 3) q;
 select id, d + 1 as e from t order by d + 1, id;
 select f, id from t order by f, id;

@@ -9,9 +9,12 @@ select a.id from t a where a.d = (select max(b.d) from t b where b.g = a.g);
 select a.id from t a where a.d < (select avg(b.d) from t b where b.g = a.g);
 select a.id from t a where (select count(*) from u where uk = a.k) = 2;
 select a.id from t a where (select count(*) from u where uk = a.k) = 0;
+-- fallback
 select id from t where k = (select uk from u where name = 'two');
+-- fallback
 select id from t where k = (select uk from u where name = 'nobody');
 -- error: more than one row
+-- fallback
 select id from t where k = (select uk from u);
 with m as (select g, sum(d) as total from t group by g) select g, total from m where total > 0;
 with m as (select g, sum(d) as total from t group by g) select a.g from m a where a.total = (select max(total) from m);

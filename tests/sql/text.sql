@@ -20,9 +20,14 @@ select wid from w where txt = 'row 17 of 223';
 select wid from w where txt in ('row 0 of 0', 'row 1 of 119', 'nothing');
 select wid from w where txt < 'row 10';
 select count(*) as n from w where txt not like '%1%';
+-- fallback
 select id, upper(s) as u from t;
+-- fallback
 select id, s || '!' as e from t;
+-- fallback
 select id from t where s || 'x' = 'redx';
+-- fallback
 select id, length(s) as n from t;
+-- fallback
 select id from t where char_length(s) > 3;
 select a.id, b.txt from t a join w b on a.id = b.wid where b.txt like '%of%';

@@ -19,11 +19,13 @@ use libloading::Library;
 use super::cache::{self, DiskCache, SharedMap};
 use super::{Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Memory, Module, shorten};
 
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 11] = [
     "-std=c++17",
     "-O2",
     "-fPIC",
     "-shared",
+    // A kernel named like a function of the C library (`link`) must still call itself.
+    "-Wl,-Bsymbolic",
     "-fwrapv",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
