@@ -59,7 +59,7 @@ run() {
   seconds=$(awk "BEGIN { printf \"%.1f s\", ($(date +%s%N) - $start) / 1e9 }")
   total=$(grep -o '"total_exec_ms_median": *[0-9.]*' "$out/$name.json" 2>/dev/null | grep -o '[0-9.]*$')
   if [ "$status" = 0 ]; then
-    line "$name" ok "$seconds" "${total:+total exec $total ms}"
+    line "$name" ok "$seconds" "${total:+$(printf 'total exec %.1f ms' "$total")}"
   else
     failed=1
     line "$name" "exit $status" "$seconds" "$(tail -n 1 "$out/$name.log")"
@@ -81,8 +81,10 @@ for scale in $scales; do
       --repeat "$repeat" --warmup 1 "${checks[@]}"
   done
   # Several logical devices on the first GPU: the exchange without a second one.
-  run "sf$scale-devices0000" --tpch "$scale" --data-root "$data" --devices 0,0,0,0 \
-    --fallback error --check
+  run "sf$scale-devices0000" --tpch "$scale" --data-root "$data" --devices 0,0,0,0 --fallback error --check
+  # Columns loaded per partition, and state in parts.
+  run "sf$scale-stream" --tpch "$scale" --data-root "$data" --mode stream --chunk-bytes 256MB --fallback error --check
+  run "sf$scale-shards" --tpch "$scale" --data-root "$data" --shards 3 --fallback error --check
 done
 
 if [ "${DKB_SANITIZE:-0}" = 1 ]; then

@@ -18,7 +18,7 @@ use rand::{Rng, SeedableRng};
 /// Queries per data set.
 const QUERIES: usize = 14;
 /// Data sets of a normal run.
-const DATA_SETS: u64 = 8;
+const DATA_SETS: u64 = 24;
 /// The tables; their columns begin with the table's name.
 const TABLES: [&str; 3] = ["a", "b", "c"];
 

@@ -185,7 +185,8 @@ template <class T> DKB_FN void block_max(T* cell, T v) {
 }
 
 // Sums for a handful of groups, held in registers: the group is selected by comparison, not by indexing, so
-// that the array stays out of memory.
+// that the array stays out of memory. Cells may be wider than the sums held here, which are then spilled before
+// they can overflow.
 template <int GROUPS, class T> struct FewSums {
   T sum[GROUPS];
   DKB_MEMBER FewSums() {
@@ -196,9 +197,18 @@ template <int GROUPS, class T> struct FewSums {
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) sum[g] += u64(g) == group ? v : T(0);
   }
-  DKB_MEMBER void flush(T* cells) {
+  // Empties this thread's sums into the cells.
+  template <class CELL> DKB_MEMBER void spill(CELL* cells) {
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) block_add(cells + g, sum[g]);
+    for (int g = 0; g < GROUPS; ++g) {
+      atomic_add(cells + g, CELL(sum[g]));
+      sum[g] = T(0);
+    }
+  }
+  // Adds the block's sums to the cells; all threads of the block take part.
+  template <class CELL> DKB_MEMBER void flush(CELL* cells) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) block_add(cells + g, CELL(sum[g]));
   }
 };
 

@@ -167,10 +167,6 @@ impl Cell {
             AccFn::Max => "atomic_max",
         }
     }
-
-    fn cast(&self, code: &str) -> String {
-        format!("{}({code})", self.elem)
-    }
 }
 
 impl Emitter<'_> {
@@ -393,7 +389,7 @@ impl Emitter<'_> {
             _ => {}
         }
         let merge = hashed.then(|| self.merge_kernel(&name, &groups, &cells, &determined_stores));
-        let mut writes: Vec<String> = group_buffers.clone();
+        let mut writes: Vec<String> = group_buffers;
         if hashed {
             writes.push(format!("{name}_count"));
         }
@@ -404,6 +400,9 @@ impl Emitter<'_> {
         for stored in determined_stores.values() {
             writes.push(stored.buffer.clone());
             writes.extend(stored.valid.clone());
+        }
+        if hashed {
+            self.shardable.push((name.clone(), groups_estimate, writes.clone()));
         }
         let last = pipes.len() - 1;
         for (k, mut pipe) in pipes.into_iter().enumerate() {
@@ -560,7 +559,8 @@ impl Emitter<'_> {
 
     fn few(&self, groups: &Groups, cells: &[Cell]) -> bool {
         let Groups::Direct { slots } = groups else { return false };
-        let words: u128 = cells.iter().map(|c| c.elem.bytes() as u128 / 4).sum::<u128>() + 2;
+        let bytes = |c: &Cell| if self.narrow_partial(c).is_some() { 8 } else { c.elem.bytes() };
+        let words: u128 = cells.iter().map(|c| bytes(c) as u128 / 4).sum::<u128>() + 2;
         let sums = cells.iter().all(|c| matches!(c.func, AccFn::Sum | AccFn::Count));
         sums && *slots <= 16 && slots * words <= REGISTER_WORDS
     }
@@ -598,8 +598,7 @@ impl Emitter<'_> {
             Groups::Hash => {
                 let code = number(self, pipe)?;
                 pipe.line(format!("const u64 {name}_key = {code} + 1;"));
-                let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
-                pipe.line(format!("if (!in_part(hash64({name}_key), {part}, {parts})) continue;"));
+                self.skip_other_parts(pipe, name, "hash64");
                 let (table, len) = (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.to_owned())));
                 let count = pipe.buffer(&format!("{name}_count"));
                 pipe.line(format!("const u64 {name}_slot = hash_insert({table}, {len}, {count}, {name}_key);"));
@@ -622,8 +621,7 @@ impl Emitter<'_> {
                     code.push(if nulls.is_empty() { "0".to_owned() } else { nulls.join(" | ") });
                 }
                 pipe.line(format!("const u64 {name}_key[{words}] = {{{}}};", code.join(", ")));
-                let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
-                pipe.line(format!("if (!in_part(hash_words({name}_key), {part}, {parts})) continue;"));
+                self.skip_other_parts(pipe, name, "hash_words");
                 let (state, table) =
                     (pipe.buffer(&format!("{name}_state")), pipe.buffer(&format!("{name}_keys")));
                 let (len, count) =
@@ -637,21 +635,28 @@ impl Emitter<'_> {
         }
     }
 
+    fn skip_other_parts(&self, pipe: &mut Pipe, name: &str, hash: &str) {
+        if self.divided == Some(name) {
+            let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
+            pipe.line(format!("if (!in_part({hash}({name}_key), {part}, {parts})) continue;"));
+        }
+    }
+
     /// The statement's guard and value for one accumulator.
     fn entering(&mut self, pipe: &mut Pipe, cell: &Cell) -> Result<(String, String), Fault> {
-        let Some(arg) = &cell.arg else { return Ok((String::new(), cell.cast("1"))) };
+        let Some(arg) = &cell.arg else { return Ok((String::new(), "1".to_owned())) };
         let mut v = self.value(pipe, arg)?;
         if v.form == Form::Text && cell.func != AccFn::Count {
             v = self.group_value(pipe, arg)?;
         }
         let guard = v.null.as_ref().map_or(String::new(), |null| format!("if (!{null}) "));
         let code = match cell.func {
-            AccFn::Count => cell.cast("1"),
+            AccFn::Count => "1".to_owned(),
             _ if cell.elem == Elem::F64 && v.form != Form::Float => {
                 let float = Expr::new(crate::ir::Kind::Cast(Box::new(arg.clone())), dkb_kernels::SqlType::Float64);
                 self.value(pipe, &float)?.code
             }
-            _ => cell.cast(&v.code),
+            _ => v.code,
         };
         Ok((guard, code))
     }
@@ -660,21 +665,44 @@ impl Emitter<'_> {
         for cell in cells {
             let (guard, code) = self.entering(pipe, cell)?;
             let target = pipe.buffer(&cell.buffer);
-            pipe.line(format!("{guard}{}({target} + {slot}, {code});", cell.combine()));
+            pipe.line(format!("{guard}{}({target} + {slot}, {}({code}));", cell.combine(), cell.elem));
         }
         Ok(())
     }
 
     fn into_few(&mut self, pipe: &mut Pipe, cells: &[Cell], slots: u128, slot: &str) -> Result<(), Fault> {
+        let mut spills = Vec::new();
+        let mut rows_held = u128::from(u32::MAX);
         for cell in cells {
             let (guard, code) = self.entering(pipe, cell)?;
             let target = pipe.buffer(&cell.buffer);
             let local = format!("{}_here", cell.buffer);
-            pipe.head += &format!("  FewSums<{slots}, {}> {local};\n", cell.elem);
-            pipe.line(format!("{guard}{local}.add({slot}, {code});"));
+            let held = match self.narrow_partial(cell) {
+                Some(rows) => {
+                    rows_held = rows_held.min(rows);
+                    spills.push(format!("{local}.spill({target});"));
+                    Elem::I64
+                }
+                None => cell.elem,
+            };
+            pipe.head += &format!("  FewSums<{slots}, {held}> {local};\n");
+            pipe.line(format!("{guard}{local}.add({slot}, {held}({code}));"));
             pipe.tail += &format!("  {local}.flush({target});\n");
         }
+        if !spills.is_empty() {
+            pipe.head += "  u32 held = 0;\n";
+            pipe.line(format!("if (++held == {rows_held}u) {{ held = 0; {} }}", spills.join(" ")));
+        }
         Ok(())
+    }
+
+    /// For a sum in 128 bits whose terms have 64: how many of them 64 bits can hold, if enough to be worth it.
+    fn narrow_partial(&self, cell: &Cell) -> Option<u128> {
+        let (Elem::I128, Some(arg)) = (cell.elem, &cell.arg) else { return None };
+        let (lo, hi) = self.range(arg)?;
+        let largest = lo.unsigned_abs().max(hi.unsigned_abs()).max(1);
+        let rows = (1u128 << 62) / largest;
+        (rows >= 1024).then(|| rows.min(u32::MAX.into()))
     }
 
     fn into_registers(&mut self, pipe: &mut Pipe, cells: &[Cell]) -> Result<(), Fault> {
@@ -686,7 +714,7 @@ impl Emitter<'_> {
             match cell.func {
                 AccFn::Sum | AccFn::Count => {
                     pipe.head += &format!("  {elem} {local} = 0;\n");
-                    pipe.line(format!("{guard}{local} += {code};"));
+                    pipe.line(format!("{guard}{local} += {elem}({code});"));
                     pipe.tail += &format!("  block_add({target}, {local});\n");
                 }
                 AccFn::Min | AccFn::Max => {
@@ -694,7 +722,7 @@ impl Emitter<'_> {
                         if cell.func == AccFn::Min { ("<", "block_min") } else { (">", "block_max") };
                     let start = if cell.func == AccFn::Min { "largest" } else { "smallest" };
                     pipe.head += &format!("  {elem} {local} = {start}<{elem}>();\n");
-                    pipe.line(format!("{guard}if ({code} {than} {local}) {local} = {code};"));
+                    pipe.line(format!("{guard}if ({elem}({code}) {than} {local}) {local} = {elem}({code});"));
                     pipe.tail += &format!("  {fold}({target}, {local});\n");
                 }
             }

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dkb_kernels::{
-    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Reduce, ResultColumn, ResultSpec, Size,
-    SqlType, Start,
+    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Reduce, ResultColumn, ResultSpec, Shard,
+    Size, SqlType, Start,
 };
 use indexmap::IndexMap;
 
@@ -24,6 +24,8 @@ pub(crate) enum Fault {
     Plan(PlanError),
     /// Text of this table and column is needed where only codes serve: start over with a dictionary for it.
     NeedDict(usize, usize),
+    /// This aggregate's state can be divided into parts: start over with kernels that skip other parts' keys.
+    Divide(String),
 }
 
 impl From<PlanError> for Fault {
@@ -64,6 +66,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) denied: &'a [String],
     /// Text columns that must be read as codes.
     pub(crate) dicts: &'a BTreeSet<(usize, usize)>,
+    /// The aggregate whose state may be divided into parts.
+    pub(crate) divided: Option<&'a str>,
     pub(crate) inputs: IndexMap<String, IndexMap<String, ColumnRepr>>,
     pub(crate) sizes: IndexMap<String, Size>,
     pub(crate) buffers: Vec<Buffer>,
@@ -75,6 +79,10 @@ pub(crate) struct Emitter<'a> {
     /// Aggregates and build sides that exist already, by what they compute.
     pub(crate) states: HashMap<String, crate::aggregate::AggState>,
     pub(crate) lookups: HashMap<String, crate::join::Lookup>,
+    /// The state that may be divided by key, once all phases are known.
+    pub(crate) shard: Option<Shard>,
+    /// Hash aggregates: name, estimated groups, buffers.
+    pub(crate) shardable: Vec<(String, f64, Vec<String>)>,
     serial: usize,
     pub(crate) explain: Vec<String>,
 }
@@ -87,6 +95,7 @@ impl<'a> Emitter<'a> {
         values: &'a BTreeMap<String, crate::ParamValue>,
         denied: &'a [String],
         dicts: &'a BTreeSet<(usize, usize)>,
+        divided: Option<&'a str>,
     ) -> Self {
         Emitter {
             tables,
@@ -95,6 +104,7 @@ impl<'a> Emitter<'a> {
             values,
             denied,
             dicts,
+            divided,
             inputs: IndexMap::new(),
             sizes: IndexMap::new(),
             buffers: Vec::new(),
@@ -104,6 +114,8 @@ impl<'a> Emitter<'a> {
             dictionaries: IndexMap::new(),
             states: HashMap::new(),
             lookups: HashMap::new(),
+            shard: None,
+            shardable: Vec::new(),
             serial: 0,
             explain: Vec::new(),
         }
@@ -637,6 +649,62 @@ impl<'a> Emitter<'a> {
             self.close(pipe, &format!("{name}_rows"), vec![], None);
         }
         self.close_dictionaries();
+        self.shard = self.divide()?;
         Ok(ResultSpec { size: "result".to_owned(), columns })
+    }
+
+    /// Chooses the largest hash aggregate whose phases can run part by part: from the one that fills it to the
+    /// last that reads it, all touch it. Phases between them that do not are moved in front, if they can be.
+    fn divide(&mut self) -> Result<Option<Shard>, Fault> {
+        let mut candidates = std::mem::take(&mut self.shardable);
+        candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (name, _, buffers) in candidates {
+            let wanted = self.divided.is_none_or(|d| d == name);
+            match self.divide_by(buffers).filter(|_| wanted) {
+                Some(shard) if self.divided.is_some() => return Ok(Some(shard)),
+                Some(_) => return Err(Fault::Divide(name)),
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn divide_by(&mut self, buffers: Vec<String>) -> Option<Shard> {
+        let mentions = |phase: &Phase| -> BTreeSet<String> {
+            let args = phase.launches.iter().chain(&phase.merge).flat_map(|l| &l.args);
+            args.filter_map(|a| match a {
+                Arg::Buffer(b) => Some(b.clone()),
+                _ => None,
+            })
+            .collect()
+        };
+        let touches: Vec<bool> =
+            self.phases.iter().map(|p| mentions(p).iter().any(|b| buffers.contains(b))).collect();
+        let first = touches.iter().position(|t| *t)?;
+        let last = touches.iter().rposition(|t| *t)?;
+        let mut owner: HashMap<String, usize> = HashMap::new();
+        for (k, phase) in self.phases.iter().enumerate() {
+            for buffer in mentions(phase) {
+                owner.entry(buffer).or_insert(k);
+            }
+        }
+        // A phase between may move in front if it needs nothing that the touching phases make.
+        let movable = (first..=last).filter(|k| !touches[*k]).all(|k| {
+            mentions(&self.phases[k]).iter().all(|b| {
+                let maker = owner[b];
+                maker < first || !touches[maker]
+            })
+        });
+        if !movable {
+            return None;
+        }
+        let (inside, moved): (Vec<_>, Vec<_>) =
+            self.phases.drain(first..=last).zip(&touches[first..=last]).partition(|(_, t)| **t);
+        let names: Vec<String> = inside.iter().map(|(p, _)| p.name.clone()).collect();
+        let reordered = moved.into_iter().chain(inside).map(|(p, _)| p);
+        let tail = self.phases.split_off(first);
+        self.phases.extend(reordered);
+        self.phases.extend(tail);
+        Some(Shard { first: names.first()?.clone(), last: names.last()?.clone(), buffers })
     }
 }

@@ -176,6 +176,10 @@ impl Emitter<'_> {
             return Ok(None);
         }
         let state = self.aggregate(agg)?;
+        // A row without a match in one part may have one in another: only matches may be looked for in parts.
+        if !matches!(join.kind, JoinKind::Inner | JoinKind::Semi) {
+            self.shardable.retain(|(name, ..)| *name != state.name);
+        }
         if state.keys.iter().any(|k| matches!(k, KeyColumn::Determined(_))) {
             return Err(PlanError::Unsupported("a lookup by keys of which one determines another".to_owned()).into());
         }

@@ -89,9 +89,11 @@ pub fn plan(
     let logical = sql::logical_plan(&context, sql, params)?;
     // A column that turns out to be needed as codes becomes a dictionary column, and emitting starts over.
     let mut dicts = BTreeSet::new();
+    let mut divided: Option<String> = None;
     loop {
-        match attempt(sql, params, tables, options, &logical, &dicts) {
+        match attempt(sql, params, tables, options, &logical, &dicts, divided.as_deref()) {
             Ok(planned) => return Ok(planned),
+            Err(Fault::Divide(name)) => divided = Some(name),
             Err(Fault::NeedDict(table, column)) if dicts.insert((table, column)) => {}
             Err(Fault::NeedDict(table, column)) => {
                 let column = tables[table].schema.field(column).name();
@@ -109,6 +111,7 @@ fn attempt(
     options: &PlanOptions,
     logical: &LogicalPlan,
     dicts: &BTreeSet<(usize, usize)>,
+    divided: Option<&str>,
 ) -> Result<Planned, Fault> {
     let mut lowering = Lowering::new(tables, params);
     let query = lowering.query(logical)?;
@@ -132,7 +135,7 @@ fn attempt(
     }
     let mut required = BTreeSet::new();
     outputs.iter().for_each(|(_, e, _)| e.collect(&mut required));
-    let mut emitter = Emitter::new(tables, columns, params, &values, &options.denied, dicts);
+    let mut emitter = Emitter::new(tables, columns, params, &values, &options.denied, dicts, divided);
     let pipes = emitter.produce(&rel, &required)?;
     let result = emitter.result(pipes, &outputs)?;
     let hidden = (outputs.len() > keep).then_some(keep as u64);
@@ -149,7 +152,7 @@ fn attempt(
         sizes: emitter.sizes,
         buffers: emitter.buffers,
         phases: emitter.phases,
-        shard: None,
+        shard: emitter.shard,
         result,
         finish,
         source,

@@ -739,11 +739,11 @@ impl<'a> Lowering<'a> {
         if let Some(name) = self.lifted.get(&key) {
             return Expr::new(Kind::Param(name.clone()), ty);
         }
-        // Arithmetic may rely on the number's rough size, in steps of three digits.
+        // Arithmetic may rely on the number of digits.
         let digits = match value {
             ParamValue::Int(v) if !matches!(ty, SqlType::Date | SqlType::Timestamp) => {
                 let digits = v.unsigned_abs().checked_ilog10().map_or(1, |d| d + 1);
-                Some(digits.div_ceil(3) as u8 * 3)
+                Some(digits as u8)
             }
             _ => None,
         };

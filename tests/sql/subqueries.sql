@@ -14,7 +14,6 @@ select id from t where k = (select uk from u where name = 'two');
 -- fallback
 select id from t where k = (select uk from u where name = 'nobody');
 -- error: more than one row
--- fallback
 select id from t where k = (select uk from u);
 with m as (select g, sum(d) as total from t group by g) select g, total from m where total > 0;
 with m as (select g, sum(d) as total from t group by g) select a.g from m a where a.total = (select max(total) from m);

@@ -50,7 +50,7 @@ pub fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let dir = profile_dir();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(root()).args(["build", "--quiet", "--package", "dkb-runtime", "--bin", "dkb-run"]);
+        cargo.current_dir(root()).args(["build", "--quiet", "--workspace", "--bin", "dkb-run"]);
         cargo.arg("--target-dir").arg(dir.parent().expect("the profile's folder has a parent"));
         if dir.ends_with("release") {
             cargo.arg("--release");

@@ -526,6 +526,9 @@ fn range(ty: SqlType, first: &str, last: &str, step: &str) -> Option<Values> {
     Some(Values::Range { first, step, count })
 }
 
+/// A list's key, if it has one, and its items.
+type Group = (Option<String>, Vec<String>);
+
 /// The unread rest of a declaration.
 struct Cursor<'a>(&'a str);
 
@@ -570,8 +573,8 @@ impl Cursor<'_> {
     }
 
     /// The inside of a list up to its `]`: items, or `KEY: items; KEY: items`.
-    fn groups(&mut self) -> Result<Vec<(Option<String>, Vec<String>)>, String> {
-        let mut groups: Vec<(Option<String>, Vec<String>)> = vec![(None, Vec::new())];
+    fn groups(&mut self) -> Result<Vec<Group>, String> {
+        let mut groups: Vec<Group> = vec![(None, Vec::new())];
         loop {
             let item = self.value(&[",", ";", ": ", "]"])?;
             let (key, items) = groups.last_mut().expect("it starts with one group");
