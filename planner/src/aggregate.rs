@@ -195,7 +195,7 @@ impl Emitter<'_> {
             Form::Dict(..) | Form::Fetch(..) | Form::Bool => format!("u64({})", v.code),
             _ if d.min == 0 => format!("u64({})", v.code),
             Form::Int(Elem::I128) => format!("u64({} - {})", v.code, d.min),
-            _ => format!("u64(i64({}) - {})", v.code, d.min),
+            _ => format!("u64({} - {})", crate::codegen::as_i64(v), d.min),
         };
         match &v.null {
             Some(null) if d.nullable => format!("({null} ? 0 : {code} + 1)"),

@@ -37,18 +37,28 @@ fn fits_i64(r: Option<Range>) -> bool {
     r.is_some_and(|(lo, hi)| lo >= i64::MIN.into() && hi <= i64::MAX.into())
 }
 
+/// A cast that C++ cannot take for the declaration of an array parameter, as it may `i64(x[n])`.
+fn cast_to(elem: Elem, code: &str) -> String {
+    let element = code.strip_suffix(']').and_then(|c| c.split_once('['));
+    let word = |t: &str| t.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    match element {
+        Some((array, index)) if word(array) && !index.contains(['[', ']']) => format!("({elem}){code}"),
+        _ => format!("{elem}({code})"),
+    }
+}
+
 /// The value as `i64`.
 pub(crate) fn as_i64(v: &Value) -> String {
     match v.form {
         Form::Int(Elem::I64) => v.code.clone(),
-        _ => format!("i64({})", v.code),
+        _ => cast_to(Elem::I64, &v.code),
     }
 }
 
 fn as_i128(v: &Value) -> String {
     match v.form {
         Form::Int(Elem::I128) | Form::Packed => v.code.clone(),
-        _ => format!("i128({})", v.code),
+        _ => cast_to(Elem::I128, &v.code),
     }
 }
 

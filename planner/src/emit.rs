@@ -322,6 +322,7 @@ impl<'a> Emitter<'a> {
         let mut pipe = Pipe::new(Over::Table(info.name.clone()), "i", Some(info.rows.into()), info.rows as f64);
         pipe.steps.push(format!("scan {} ({} rows)", info.name, info.rows));
         pipe.arg(Arg::Rows);
+        self.inputs.entry(info.name.clone()).or_default();
         for &(id, column) in columns {
             if !required.contains(&id) {
                 continue;
@@ -457,7 +458,8 @@ impl<'a> Emitter<'a> {
     // ------------------------------------------------------------ closing
 
     /// Closes a pipeline: adds its kernel and the phase that launches it.
-    pub(crate) fn close(&mut self, mut pipe: Pipe, name: &str, writes: Vec<String>, merge: Option<Launch>) {
+    pub(crate) fn close(&mut self, mut pipe: Pipe, name: &str, mut writes: Vec<String>, merge: Option<Launch>) {
+        writes.append(&mut pipe.writes);
         if !matches!(pipe.over, Over::Table(_)) {
             pipe.arg(Arg::Rows);
             pipe.arg(Arg::FirstRow);
@@ -516,6 +518,7 @@ impl<'a> Emitter<'a> {
         for (k, arg) in list.iter().enumerate() {
             let last = k + 1 == list.len();
             if column + arg.len() > 108 {
+                text.truncate(text.trim_end().len());
                 text.push('\n');
                 text += &indent;
                 column = indent.len();
@@ -593,7 +596,7 @@ impl<'a> Emitter<'a> {
     /// Closes the query's last pipelines with its result and returns where it lies.
     pub(crate) fn result(
         &mut self,
-        pipes: Vec<Pipe>,
+        mut pipes: Vec<Pipe>,
         outputs: &[(String, Expr, bool)],
     ) -> Result<ResultSpec, Fault> {
         let rows = pipes.iter().map(|p| p.rows).sum::<f64>();
@@ -601,43 +604,51 @@ impl<'a> Emitter<'a> {
         let capacity = (rows * 2.0).max(1024.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
         let counter = self.declare_size("result", capacity.to_string(), false, Reduce::None);
         let mut columns: Vec<ResultColumn> = Vec::new();
+        for (index, (name, e, nullable)) in outputs.iter().enumerate() {
+            let from = format!("result_{index}");
+            let mut any_null = false;
+            let mut stored = None;
+            for pipe in &mut pipes {
+                let (v, elem) = self.storable(pipe, e)?;
+                any_null |= v.null.is_some();
+                stored = Some((v.form, elem));
+            }
+            let (form, elem) = stored.expect("a query has pipelines");
+            self.declare(from.clone(), elem, "result", Start::Poison, Reduce::None);
+            let valid = any_null.then(|| {
+                self.declare(format!("{from}_valid"), Elem::U8, "result", Start::Poison, Reduce::None)
+            });
+            let text = |t: usize, c: usize| {
+                format!("{}.{}", self.tables[t].name, self.tables[t].schema.field(c).name())
+            };
+            let (mut dict, mut fetch) = (None, None);
+            match form {
+                Form::Dict(t, c) => dict = Some(text(t, c)),
+                Form::Fetch(t, c) => fetch = Some(text(t, c)),
+                _ => {}
+            }
+            if let Form::Dict(t, c) = form {
+                self.input(t, c)?;
+            }
+            columns.push(ResultColumn {
+                name: name.clone(),
+                ty: e.ty,
+                nullable: *nullable,
+                from,
+                valid,
+                dict,
+                fetch,
+            });
+        }
         let last = pipes.len() - 1;
         for (k, mut pipe) in pipes.into_iter().enumerate() {
             let mut lines = Vec::new();
-            for (index, (name, e, nullable)) in outputs.iter().enumerate() {
-                let (v, elem) = self.storable(&mut pipe, e)?;
-                let buffer = format!("result_{index}");
-                let valid = format!("result_{index}_valid");
-                if k == 0 {
-                    self.declare(buffer.clone(), elem, "result", Start::Poison, Reduce::None);
-                    let text = |t: usize, c: usize| {
-                        format!("{}.{}", self.tables[t].name, self.tables[t].schema.field(c).name())
-                    };
-                    let (mut dict, mut fetch) = (None, None);
-                    match v.form {
-                        Form::Dict(t, c) => dict = Some(text(t, c)),
-                        Form::Fetch(t, c) => fetch = Some(text(t, c)),
-                        _ => {}
-                    }
-                    // Text is read back through the table even if no kernel reads the column.
-                    if let Form::Dict(t, c) = v.form {
-                        self.input(t, c)?;
-                    }
-                    let (name, ty, from) = (name.clone(), e.ty, buffer.clone());
-                    columns.push(ResultColumn { name, ty, nullable: *nullable, from, valid: None, dict, fetch });
-                }
-                let target = pipe.buffer(&buffer);
-                lines.push(format!("{target}[r] = {};", v.code));
-                if *nullable || v.null.is_some() {
-                    if columns[index].valid.is_none() {
-                        self.declare(valid.clone(), Elem::U8, "result", Start::Poison, Reduce::None);
-                        columns[index].valid = Some(valid.clone());
-                    }
-                    let target = pipe.buffer(&valid);
-                    lines.push(match &v.null {
-                        Some(null) => format!("{target}[r] = !{null};"),
-                        None => format!("{target}[r] = 1;"),
-                    });
+            for ((_, e, _), column) in outputs.iter().zip(&columns) {
+                let (v, _) = self.storable(&mut pipe, e)?;
+                lines.push(format!("{}[r] = {};", pipe.buffer(&column.from), v.code));
+                if let Some(valid) = &column.valid {
+                    let present = v.null.map_or("1".to_owned(), |null| format!("!{null}"));
+                    lines.push(format!("{}[r] = {present};", pipe.buffer(valid)));
                 }
             }
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len("result".to_owned())));
@@ -659,8 +670,10 @@ impl<'a> Emitter<'a> {
         let mut candidates = std::mem::take(&mut self.shardable);
         candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
         for (name, _, buffers) in candidates {
-            let wanted = self.divided.is_none_or(|d| d == name);
-            match self.divide_by(buffers).filter(|_| wanted) {
+            if self.divided.is_some_and(|d| d != name) {
+                continue;
+            }
+            match self.divide_by(buffers) {
                 Some(shard) if self.divided.is_some() => return Ok(Some(shard)),
                 Some(_) => return Err(Fault::Divide(name)),
                 None => {}

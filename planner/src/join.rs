@@ -49,7 +49,8 @@ struct Built {
     /// The equality that the lookup itself establishes; None if it covers all of them.
     by: Option<usize>,
     dependencies: Vec<crate::pipe::Dependency>,
-    nullable_keys: bool,
+    /// NOT IN: names the counters `{name}_nulls` and `{name}_seen` of the right side's NULL keys and rows.
+    not_in: Option<String>,
 }
 
 impl Emitter<'_> {
@@ -78,6 +79,7 @@ impl Emitter<'_> {
     fn build(&mut self, join: &Join, payload: BTreeSet<ColId>) -> Result<Built, Fault> {
         let keys: Vec<Expr> = join.on.iter().map(|(_, r)| r.clone()).collect();
         if join.kind != JoinKind::Full
+            && !join.null_aware
             && let Some(built) = self.groups_in_place(join, &keys)?
         {
             return Ok(built);
@@ -113,13 +115,13 @@ impl Emitter<'_> {
             }
         }
         let cached = self.lookups.get(&identity).cloned();
-        if let (Some(lookup), true) = (&cached, exists) {
-            return Ok(Built { lookup: lookup.clone(), by, dependencies: vec![], nullable_keys: false });
+        if let (Some(lookup), true) = (&cached, exists && !join.null_aware) {
+            return Ok(Built { lookup: lookup.clone(), by, dependencies: vec![], not_in: None });
         }
         match by {
             Some(k) => {
                 let built = self.build_direct(join, k, &key_columns, payload, exists, assumes)?;
-                if exists && !built.nullable_keys {
+                if exists && !join.null_aware {
                     self.lookups.insert(identity, built.lookup.clone());
                 }
                 Ok(built)
@@ -186,7 +188,7 @@ impl Emitter<'_> {
         let keys: BTreeSet<ColId> = agg.keys.iter().copied().collect();
         let dependencies = vec![(keys, join.right.outputs())];
         let lookup = Lookup::Groups { agg: agg.clone(), state, above };
-        Ok(Some(Built { lookup, by: None, dependencies, nullable_keys: false }))
+        Ok(Some(Built { lookup, by: None, dependencies, not_in: None }))
     }
 
     fn build_direct(
@@ -229,12 +231,12 @@ impl Emitter<'_> {
             writes.push(count.clone());
             count
         });
-        let mut nullable_keys = false;
+        let not_in = self.not_in(join, &name, &mut writes);
         let last = pipes.len() - 1;
         let mut dependencies = Vec::new();
         for (k, mut pipe) in pipes.into_iter().enumerate() {
             let v = self.value(&mut pipe, &key_expr)?;
-            nullable_keys |= v.null.is_some();
+            count_not_in(&mut pipe, not_in.as_deref(), v.null.as_deref());
             if let Some(null) = &v.null {
                 pipe.line(format!("if ({null}) continue;"));
             }
@@ -291,7 +293,29 @@ impl Emitter<'_> {
             dependencies.push((BTreeSet::from([key]), join.right.outputs()));
         }
         let lookup = Lookup::Direct { name, domain, payload: stored };
-        Ok(Built { lookup, by: Some(by), dependencies, nullable_keys })
+        Ok(Built { lookup, by: Some(by), dependencies, not_in })
+    }
+
+    /// Declares the counters that NOT IN takes, unless neither side can be NULL.
+    fn not_in(&mut self, join: &Join, name: &str, writes: &mut Vec<String>) -> Option<String> {
+        let mut columns = BTreeSet::new();
+        join.on.iter().for_each(|(l, r)| {
+            l.collect(&mut columns);
+            r.collect(&mut columns);
+        });
+        let never_null = |id: &ColId| {
+            let origin = self.columns[*id].origin;
+            origin.is_some_and(|(t, c)| !self.tables[t].columns[c].nullable)
+        };
+        let plain = !has_outer_join(&join.left) && !has_outer_join(&join.right);
+        if !join.null_aware || (plain && columns.iter().all(never_null)) {
+            return None;
+        }
+        for counter in ["nulls", "seen"] {
+            let counter = format!("{name}_{counter}");
+            writes.push(self.declare(counter, Elem::U64, "1", Start::Zero, Reduce::Sum));
+        }
+        Some(name.to_owned())
     }
 
     /// Declares the arrays of the payload columns.
@@ -398,7 +422,7 @@ impl Emitter<'_> {
         let mut writes = vec![counter.clone(), key_buffer.clone()];
         let stored =
             self.payload(&mut pipes, &name, &payload, &name, Start::Poison, Reduce::Concat, &mut writes)?;
-        let mut nullable_keys = false;
+        let not_in = self.not_in(join, &name, &mut writes);
         let mut dependencies = Vec::new();
         let last = pipes.len() - 1;
         for (k, mut pipe) in pipes.into_iter().enumerate() {
@@ -407,7 +431,7 @@ impl Emitter<'_> {
                 values.push(self.key_value(&mut pipe, e)?);
             }
             let null = any_null(values.iter().map(|v| v.null.clone()));
-            nullable_keys |= null.is_some();
+            count_not_in(&mut pipe, not_in.as_deref(), null.as_deref());
             if let (Some(null), true) = (&null, join.kind != JoinKind::Full) {
                 pipe.line(format!("if ({null}) continue;"));
             }
@@ -455,7 +479,7 @@ impl Emitter<'_> {
         }
         let unique = unique.is_some();
         let lookup = Lookup::Rows { name, index, unique, payload: stored, matched };
-        Ok(Built { lookup, by: None, dependencies, nullable_keys })
+        Ok(Built { lookup, by: None, dependencies, not_in })
     }
 
     /// The kernel that links appended rows by key. Every device links all rows for itself.
@@ -566,10 +590,15 @@ impl Emitter<'_> {
             let text = l.ty == dkb_kernels::SqlType::Utf8;
             values.push(if text { self.key_value(pipe, l)? } else { self.value(pipe, l)? });
         }
-        if join.null_aware && (built.nullable_keys || values.iter().any(|v| v.null.is_some())) {
-            return Err(PlanError::Unsupported("NOT IN over nullable columns".to_owned()).into());
-        }
         let null = any_null(values.iter().map(|v| v.null.clone()));
+        if let Some(name) = &built.not_in {
+            let nulls = pipe.buffer(&format!("{name}_nulls"));
+            pipe.line(format!("if (*{nulls} != 0) continue;  // NOT IN: nothing differs from NULL"));
+            if let Some(null) = &null {
+                let seen = pipe.buffer(&format!("{name}_seen"));
+                pipe.line(format!("if ({null} && *{seen} != 0) continue;"));
+            }
+        }
         let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
         let left_exprs: Vec<Expr> = keys.iter().map(|(l, _)| (*l).clone()).collect();
         match &built.lookup {
@@ -671,6 +700,7 @@ impl Emitter<'_> {
                             pipe.line(format!("{row}_any = true;"));
                             pipe.line(format!("{row}_next = {row} ? {next} : 0;"));
                             if let Some(flags) = flags {
+                                pipe.writes.push(flags.clone());
                                 let flags = pipe.buffer(flags);
                                 pipe.line(format!("if ({matched}) {flags}[{row} - 1] = 1;"));
                             }
@@ -946,6 +976,31 @@ impl Emitter<'_> {
             pipe.needs.insert(*id, args);
         }
         Ok(pipe)
+    }
+}
+
+/// Counts the rows of a NOT IN's right side, and those whose key is NULL.
+fn count_not_in(pipe: &mut Pipe, name: Option<&str>, null: Option<&str>) {
+    let Some(name) = name else { return };
+    for (counter, condition) in [("nulls", null.unwrap_or("false")), ("seen", "true")] {
+        let local = format!("{name}_{counter}_here");
+        pipe.head += &format!("  u64 {local} = 0;\n");
+        pipe.line(format!("{local} += {condition} ? 1 : 0;"));
+        let cell = pipe.buffer(&format!("{name}_{counter}"));
+        pipe.tail += &format!("  block_add({cell}, {local});\n");
+    }
+}
+
+fn has_outer_join(rel: &Rel) -> bool {
+    match rel {
+        Rel::Join(join) => {
+            matches!(join.kind, JoinKind::Left | JoinKind::Full)
+                || has_outer_join(&join.left)
+                || has_outer_join(&join.right)
+        }
+        Rel::Filter { input, .. } | Rel::Map { input, .. } => has_outer_join(input),
+        Rel::Aggregate(agg) => has_outer_join(&agg.input),
+        Rel::Scan { .. } | Rel::Once => false,
     }
 }
 

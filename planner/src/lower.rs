@@ -540,7 +540,13 @@ impl<'a> Lowering<'a> {
         name: &str,
         accs: &mut Vec<Acc>,
     ) -> ColId {
-        let same = accs.iter().find(|a| a.func == func && a.arg == arg && self.columns[a.id].ty == ty);
+        // Sums of decimals are the same number whatever their precision.
+        let kind = |ty: SqlType| match ty {
+            SqlType::Decimal(_, s) => SqlType::Decimal(38, s),
+            other => other,
+        };
+        let same =
+            accs.iter().find(|a| a.func == func && a.arg == arg && kind(self.columns[a.id].ty) == kind(ty));
         if let Some(acc) = same {
             return acc.id;
         }

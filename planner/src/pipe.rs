@@ -88,6 +88,8 @@ pub(crate) struct Pipe {
     /// Estimated rows at the sink.
     pub(crate) rows: f64,
     pub(crate) dependencies: Vec<Dependency>,
+    /// Buffers beside the sink's that are complete when the pipeline's phase ends.
+    pub(crate) writes: Vec<String>,
     /// Steps, for `--explain`.
     pub(crate) steps: Vec<String>,
 }
@@ -107,6 +109,7 @@ impl Pipe {
             max_rows,
             rows,
             dependencies: Vec::new(),
+            writes: Vec::new(),
             steps: Vec::new(),
         }
     }
