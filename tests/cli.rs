@@ -87,8 +87,8 @@ fn damage_within_a_file() {
 #[test]
 fn queries_that_are_wrong() {
     refused(&mut on_tpch(&["selec 1"]), &["selec"]);
-    refused(&mut on_tpch(&["select count(*) from nowhere"]), &["nowhere"]);
-    refused(&mut on_tpch(&["select n_nothing from nation"]), &["n_nothing"]);
+    refused(&mut on_tpch(&["select count(*) from nowhere"]), &["dkb-run: no table `nowhere`"]);
+    refused(&mut on_tpch(&["select n_nothing from nation"]), &["dkb-run: no column `n_nothing`", "n_name"]);
     refused(&mut on_tpch(&["select n_name + 1 from nation where"]), &[]);
     refused(&mut on_tpch(&["--query", "q99"]), &["q99"]);
     refused(&mut on_tpch(&["--file", "missing.sql"]), &["missing.sql"]);
@@ -103,6 +103,7 @@ fn parameters_that_are_wrong() {
     refused(&mut on_tpch(&["--query", "q16", "--param", "size1=1.5"]), &["size1", "1.5"]);
     refused(&mut on_tpch(&["--query", "q06", "--param", "date"]), &["date"]);
     refused(&mut on_tpch(&["--query", "q06", "--param", "q01.date=1998-09-02"]), &["q01"]);
+    refused(&mut on_tpch(&["select :class", "--param", "class=1"]), &["`class`", "keyword of C++"]);
 }
 
 #[test]
@@ -137,6 +138,22 @@ fn host_without_a_compiler() {
     let mut command = on_tpch(&["--query", "q06"]);
     command.env("PATH", "").env_remove("CXX").env("DKB_CACHE_DIR", cache.path());
     refused(&mut command, &["C++ compiler"]);
+}
+
+#[test]
+fn explaining_needs_no_device() {
+    let explain = |args: &[&str]| {
+        let mut command = dkb_run(["--device", "cuda", "--data"]);
+        command.arg(tpch_data()).args(args).env("PATH", "").env_remove("CXX");
+        run(&mut command)
+    };
+    let (code, out, _) = explain(&["--query", "q06", "--explain"]);
+    assert!(code == 0 && out.contains("lineitem"), "the plan is shown");
+    let (code, out, _) = explain(&["--query", "q06", "--explain", "kernels"]);
+    assert!(code == 0 && out.starts_with("/*--- kernel plan 1"), "the kernel plan is shown");
+    let (code, out, _) = explain(&["--queries", "q06,q01", "--explain"]);
+    let named: Vec<&str> = out.lines().filter(|line| line.starts_with("-- ")).collect();
+    assert!(code == 0 && named == ["-- q06", "-- q01"], "each plan follows its name: {named:?}");
 }
 
 #[test]
@@ -180,10 +197,6 @@ fn formats() {
     let path = file.to_str().expect("a plain path");
     assert_eq!(run(&mut on_tpch(&["--format", "parquet", "--output", path, sql])).0, 0);
     assert_eq!(fs::read(&file).expect("the file")[..4], *b"PAR1");
-    let (code, out, _) = run(&mut on_tpch(&["--query", "q06", "--explain"]));
-    assert!(code == 0 && out.contains("lineitem"));
-    let (code, out, _) = run(&mut on_tpch(&["--query", "q06", "--explain", "kernels"]));
-    assert!(code == 0 && out.starts_with("/*--- kernel plan 1"));
 }
 
 #[test]

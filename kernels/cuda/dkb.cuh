@@ -393,6 +393,16 @@ DKB_FN i128 within(i128 a, i128 limit, u32* flags) {
   return a;
 }
 
+// A double as a decimal scaled by `factor`, rounded half away from zero; fails unless below `limit`.
+DKB_FN i128 decimal_of(f64 v, f64 factor, i128 limit, u32* flags) {
+  f64 scaled = round(v * factor);
+  if (!(scaled < 1.7e38 && scaled > -1.7e38)) {
+    fail(flags, DKB_OVERFLOW);
+    return 0;
+  }
+  return within(i128(scaled), limit, flags);
+}
+
 DKB_FN i128 checked_mul(i128 a, i128 b, u32* flags) {
   if (a == 0 || b == 0) return 0;
   i128 product = i128(u128(a) * u128(b));

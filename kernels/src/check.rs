@@ -16,6 +16,18 @@ const MAX_SOURCE_BYTES: usize = 128 << 10;
 /// Names that kernel arguments and length expressions give a meaning of their own.
 const RESERVED: [&str; 6] = ["rows", "first_row", "params", "flags", "part", "parts"];
 
+/// Words that C++ gives a meaning.
+const KEYWORDS: &str = "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t \
+    char32_t class compl concept const const_cast consteval constexpr constinit continue co_await \
+    co_return co_yield decltype default delete do double dynamic_cast else enum explicit export extern \
+    false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr \
+    operator or or_eq private protected public register reinterpret_cast requires return short signed \
+    sizeof static static_assert static_cast struct switch template this thread_local throw true try \
+    typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq";
+
+/// Names that `dkb.cuh` declares for the types of fields, and macros of the headers behind it.
+const DECLARED: &str = "i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f64 Str Params NULL";
+
 /// What is wrong with a plan, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
@@ -70,7 +82,7 @@ impl Checker<'_> {
     fn params(&self) -> Result<(), CheckError> {
         for (name, param) in &self.plan.params {
             let field = format!("params.{name}");
-            identifier(&field, name)?;
+            check_name(name).or_else(|e| fail(&field, e))?;
             if param.default.is_some() == param.value.is_some() {
                 return fail(field, "needs exactly one of `default` and `value`");
             }
@@ -365,7 +377,8 @@ impl Checker<'_> {
             let text = column.dict.is_some() as u8 + column.fetch.is_some() as u8;
             let packed = column.ty == SqlType::Utf8 && from.ty == Elem::I128;
             if text != (column.ty == SqlType::Utf8 && !packed) as u8 {
-                let message = "utf8 columns need one of `dict` and `fetch`, unless packed in i128; others neither";
+                let message =
+                    "utf8 columns need one of `dict` and `fetch`, unless packed in i128; others neither";
                 return fail(field, message);
             }
             let floats = matches!(column.ty, SqlType::Float32 | SqlType::Float64);
@@ -413,13 +426,30 @@ fn pair<'a>(field: &str, text: &'a str) -> Result<(&'a str, &'a str), CheckError
 }
 
 fn identifier(field: &str, name: &str) -> Result<(), CheckError> {
+    check_name(name).or_else(|e| fail(field, e))?;
+    if RESERVED.contains(&name) { fail(field, format!("`{name}` is a reserved name")) } else { Ok(()) }
+}
+
+/// Whether device source can use `name` for a parameter, size, buffer or kernel.
+///
+/// # Errors
+/// What keeps it from that.
+pub fn check_name(name: &str) -> Result<(), String> {
     let valid = !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let names = |list: &str| list.split(' ').any(|word| word == name);
+    let compilers = name.starts_with("__")
+        || name.strip_prefix('_').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
     if !valid {
-        return fail(field, format!("`{name}` is not an identifier (letters, digits and _)"));
+        Err(format!("`{name}` is not an identifier (letters, digits and _)"))
+    } else if names(KEYWORDS) {
+        Err(format!("`{name}` is a keyword of C++: choose another name"))
+    } else if names(DECLARED) || compilers || name.starts_with("DKB_") {
+        Err(format!("`{name}` is taken in device source: choose another name"))
+    } else {
+        Ok(())
     }
-    if RESERVED.contains(&name) { fail(field, format!("`{name}` is a reserved name")) } else { Ok(()) }
 }
 
 /// Table and column names come from files: anything that the textual forms can carry.
@@ -628,7 +658,9 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
         for (from, to, expected) in [
             ("default = \"1994-01-01\"", "", "params.date: needs exactly one"),
             ("date = {", "\"da te\" = {", "params.da te: `da te` is not an identifier"),
-            ("date = {", "rows = {", "params.rows: `rows` is a reserved name"),
+            ("date = {", "class = {", "params.class: `class` is a keyword of C++"),
+            ("date = {", "u64 = {", "params.u64: `u64` is taken"),
+            ("name = \"kept_a\"", "name = \"rows\"", "buffers[1].name: `rows` is a reserved name"),
             (
                 "\"rows(t) / 2",
                 "\"slots / 2",

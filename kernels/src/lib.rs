@@ -11,7 +11,7 @@ mod repr;
 mod source;
 pub mod text;
 
-pub use check::{CheckError, check};
+pub use check::{CheckError, check, check_name};
 pub use plan::{
     Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,
     ResultSpec, Shard, Size, SortKey, Start,

@@ -75,7 +75,7 @@ fn evaluate(
         known.iter().find(|(n, ..)| *n == name).map(|(_, ty, text)| sql::typed_literal(text, *ty))
     });
     let text = format!("cast({text} as {})", sql::type_name(ty));
-    let clean = |e: datafusion::error::DataFusionError| e.strip_backtrace();
+    let clean = |e: datafusion::error::DataFusionError| sql::error_text(&e);
     let schema = DFSchema::empty();
     let expr = ctx.parse_sql_expr(&text, &schema).map_err(clean)?;
     let physical = ctx.create_physical_expr(expr, &schema).map_err(clean)?;

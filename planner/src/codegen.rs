@@ -528,6 +528,15 @@ impl Emitter<'_> {
             let code = format!("{} * 86400000000ll", as_i64(&v));
             return Ok(Value { code: format!("({code})"), null: v.null, form: Form::Int(Elem::I64) });
         }
+        if is_float(from) && decimal(to) {
+            let (limit, flags) = (power10(precision(to)), pipe.arg(Arg::Flags));
+            let decimal = format!("decimal_of({}, 1e{}, {limit}, {flags})", v.code, scale(to));
+            let code = match &v.null {
+                Some(null) => format!("({null} ? i128(0) : {decimal})"),
+                None => decimal,
+            };
+            return Ok(Value { code, null: v.null, form: Form::Int(Elem::I128) });
+        }
         let numeric = (whole(from) || decimal(from)) && (whole(to) || decimal(to));
         if !numeric || (decimal(from) && whole(to)) {
             return unsupported(format!("cast from {from} to {to}"));

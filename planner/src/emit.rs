@@ -460,6 +460,10 @@ impl<'a> Emitter<'a> {
     /// Closes a pipeline: adds its kernel and the phase that launches it.
     pub(crate) fn close(&mut self, mut pipe: Pipe, name: &str, mut writes: Vec<String>, merge: Option<Launch>) {
         writes.append(&mut pipe.writes);
+        // What several phases write is complete when the last of them ends.
+        for phase in &mut self.phases {
+            phase.writes.retain(|b| !writes.contains(b));
+        }
         if !matches!(pipe.over, Over::Table(_)) {
             pipe.arg(Arg::Rows);
             pipe.arg(Arg::FirstRow);

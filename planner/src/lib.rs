@@ -19,12 +19,14 @@ mod values;
 use std::collections::{BTreeMap, BTreeSet};
 
 use datafusion::logical_expr::LogicalPlan;
-use dkb_kernels::{Finish, Framework, Level, Plan, SortKey, SqlType};
+use dkb_kernels::{Finish, Framework, Level, Plan, SortKey, SqlType, check_name};
 
 use crate::catalog::TableInfo;
 use crate::emit::{Emitter, Fault};
 use crate::lower::Lowering;
 use crate::order::Order;
+
+pub use crate::sql::error_text;
 
 /// A declared query parameter, `:name` in SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +87,9 @@ pub fn plan(
     tables: &[TableInfo],
     options: &PlanOptions,
 ) -> Result<Planned, PlanError> {
+    for ParamDecl { name, .. } in params {
+        check_name(name).map_err(|e| PlanError::Query(format!("parameter {e}")))?;
+    }
     let context = sql::context(tables);
     let logical = sql::logical_plan(&context, sql, params)?;
     // A column that turns out to be needed as codes becomes a dictionary column, and emitting starts over.

@@ -86,6 +86,14 @@ pub(crate) struct Lowering<'a> {
     scalars: Vec<Rel>,
 }
 
+/// The DISTINCT aggregates of one aggregate: their common argument, its column, and what is computed of it.
+#[derive(Default)]
+struct Distinct {
+    arg: Option<Expr>,
+    id: Option<ColId>,
+    accs: Vec<Acc>,
+}
+
 struct Scope<'a> {
     parts: Vec<(&'a DFSchema, &'a [Expr])>,
 }
@@ -449,15 +457,75 @@ impl<'a> Lowering<'a> {
         }
         let grouped = !keys.is_empty();
         let mut accs: Vec<Acc> = Vec::new();
+        let mut distinct = Distinct::default();
         for (e, field) in agg.aggr_expr.iter().zip(agg.schema.fields().iter().skip(agg.group_expr.len())) {
             let df::Expr::AggregateFunction(call) = strip_alias(e) else {
                 return unsupported(format!("aggregate {e}"));
             };
             let ty = known_type(field.data_type())?;
-            outputs.push(self.aggregate_call(call, ty, field.name(), grouped, schema, &scope, &mut accs)?);
+            let distinct_call = call.params.distinct && !matches!(call.func.name(), "min" | "max");
+            if !distinct_call {
+                outputs.push(self.aggregate_call(call, ty, field.name(), grouped, schema, &scope, &mut accs)?);
+                continue;
+            }
+            let [arg] = call.params.args.as_slice() else {
+                return unsupported("DISTINCT over several arguments");
+            };
+            if call.params.filter.is_some() {
+                return unsupported("DISTINCT with FILTER");
+            }
+            // The distinct value becomes a group key below; over its groups the call is an ordinary one.
+            let value = self.expr(arg, &scope)?;
+            let known = distinct.arg.get_or_insert_with(|| value.clone());
+            if *known != value {
+                return unsupported("DISTINCT over different arguments");
+            }
+            let id = match (distinct.id, &value.kind) {
+                (Some(id), _) => id,
+                (None, Kind::Col(id)) => *id,
+                (None, _) => {
+                    let id = self.define("distinct", value.ty, 1000.0);
+                    defs.push((id, value.clone()));
+                    id
+                }
+            };
+            distinct.id = Some(id);
+            let call = call.clone();
+            let column = Expr::col(id, value.ty);
+            let nullable = arg.nullable(schema).unwrap_or(true);
+            outputs.push(self.call(call.func.name(), column, nullable, ty, field.name(), grouped, &mut distinct.accs)?);
         }
         let input = Box::new(input.rel.mapped(defs));
-        Ok(Lowered { rel: Rel::Aggregate(Aggregate { input, keys, accs }), outputs })
+        let rel = match distinct.id {
+            None => Rel::Aggregate(Aggregate { input, keys, accs }),
+            Some(id) => self.two_levels(input, keys, accs, id, distinct.accs),
+        };
+        Ok(Lowered { rel, outputs })
+    }
+
+    /// Aggregates next to DISTINCT ones: first by the keys and the distinct value, then by the keys alone.
+    fn two_levels(
+        &mut self,
+        input: Box<Rel>,
+        keys: Vec<ColId>,
+        accs: Vec<Acc>,
+        distinct: ColId,
+        mut outer: Vec<Acc>,
+    ) -> Rel {
+        let mut inner = Vec::new();
+        for acc in accs {
+            let def = self.columns[acc.id].clone();
+            let partial = self.define(&def.name, def.ty, def.distinct);
+            inner.push(Acc { id: partial, ..acc.clone() });
+            let func = if acc.func == AccFn::Count { AccFn::Sum } else { acc.func };
+            outer.push(Acc { id: acc.id, func, arg: Some(Expr::col(partial, def.ty)) });
+        }
+        let mut below = keys.clone();
+        if !below.contains(&distinct) {
+            below.push(distinct);
+        }
+        let first = Rel::Aggregate(Aggregate { input, keys: below, accs: inner });
+        Rel::Aggregate(Aggregate { input: Box::new(first), keys, accs: outer })
     }
 
     #[expect(clippy::too_many_arguments, reason = "one call site; the pieces belong to different owners")]
@@ -476,9 +544,6 @@ impl<'a> Lowering<'a> {
         if !p.order_by.is_empty() || p.args.len() != 1 {
             return unsupported(format!("aggregate {function} with ORDER BY or several arguments"));
         }
-        if p.distinct && !matches!(function, "min" | "max") {
-            return unsupported(format!("{function}(DISTINCT) next to other aggregates"));
-        }
         let constant = matches!(&p.args[0], df::Expr::Literal(v, _) if !v.is_null());
         let filter = p.filter.as_deref().map(|f| self.expr(f, scope)).transpose()?;
         if function == "count" && constant && filter.is_none() {
@@ -492,6 +557,21 @@ impl<'a> Lowering<'a> {
             arg = Expr::new(Kind::Case(vec![(f, arg)], None), ty);
             nullable = true;
         }
+        self.call(function, arg, nullable, ty, name, grouped, accs)
+    }
+
+    /// The result of an aggregate function over a lowered argument.
+    #[expect(clippy::too_many_arguments, reason = "the call's parts")]
+    fn call(
+        &mut self,
+        function: &str,
+        arg: Expr,
+        nullable: bool,
+        ty: SqlType,
+        name: &str,
+        grouped: bool,
+        accs: &mut Vec<Acc>,
+    ) -> Result<Expr, PlanError> {
         let count = |this: &mut Self, accs: &mut Vec<Acc>| {
             let arg = nullable.then(|| arg.clone());
             let id = this.accumulate(AccFn::Count, arg, SqlType::Int64, "count", accs);
@@ -775,7 +855,7 @@ pub(crate) fn type_range(ty: SqlType) -> Option<(i128, i128)> {
 }
 
 fn query_error(e: datafusion::error::DataFusionError) -> PlanError {
-    PlanError::Query(e.strip_backtrace())
+    PlanError::Query(crate::sql::error_text(&e))
 }
 
 fn not(e: Expr) -> Expr {

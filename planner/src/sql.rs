@@ -3,16 +3,23 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema};
+use arrow::error::ArrowError;
+use datafusion::common::SchemaError;
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionStateBuilder;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::optimizer::Optimizer;
 use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::sqlparser::parser::ParserError;
 use dkb_kernels::SqlType;
+use indexmap::IndexSet;
 
 use crate::catalog::TableInfo;
 use crate::{ParamDecl, PlanError};
+
+/// The most names that an error lists.
+const MOST_NAMES: usize = 20;
 
 /// A context that knows the tables' schemas and no data. A column without NULLs is declared so, whatever its
 /// file says.
@@ -41,13 +48,13 @@ pub(crate) fn context(tables: &[TableInfo]) -> SessionContext {
 /// The optimised logical plan of one query.
 ///
 /// # Errors
-/// [`PlanError::Query`] with DataFusion's words.
+/// [`PlanError::Query`] with [`error_text`].
 pub(crate) fn logical_plan(
     ctx: &SessionContext,
     sql: &str,
     params: &[ParamDecl],
 ) -> Result<LogicalPlan, PlanError> {
-    let error = |e: DataFusionError| PlanError::Query(e.strip_backtrace());
+    let error = |e: DataFusionError| PlanError::Query(error_text(&e));
     let text = substitute(sql.trim().trim_end_matches(';'), &|name| {
         let decl = params.iter().find(|p| p.name == name)?;
         Some(format!("cast(${name} as {})", type_name(decl.ty)))
@@ -62,6 +69,49 @@ pub(crate) fn logical_plan(
     };
     let plan = futures::executor::block_on(planning).map_err(error)?;
     plan.ok_or_else(|| PlanError::Query("only queries can be run: SELECT or WITH".to_owned()))
+}
+
+/// DataFusion's error in one line, without category, backtrace, and the names of DataFusion's own catalog and
+/// rules.
+pub fn error_text(error: &DataFusionError) -> String {
+    let text = match error.find_root() {
+        DataFusionError::SQL(error, _) => match error.as_ref() {
+            ParserError::ParserError(text) | ParserError::TokenizerError(text) => {
+                format!("syntax error: {text}")
+            }
+            ParserError::RecursionLimitExceeded => "the query is nested too deeply".to_owned(),
+        },
+        DataFusionError::SchemaError(error, _) => match error.as_ref() {
+            SchemaError::FieldNotFound { field, valid_fields } => {
+                let known: IndexSet<String> = valid_fields.iter().map(|c| c.quoted_flat_name()).collect();
+                let more = if known.len() > MOST_NAMES { ", ..." } else { "" };
+                let known = known.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
+                let known = if known.is_empty() { "none".to_owned() } else { known };
+                format!("no column `{}`; there are: {known}{more}", field.flat_name())
+            }
+            SchemaError::AmbiguousReference { field } => {
+                format!("column `{0}` is in several tables: say which, as in `table.{0}`", field.name())
+            }
+            other => other.to_string(),
+        },
+        DataFusionError::ArrowError(error, _) => match error.as_ref() {
+            ArrowError::CastError(text) | ArrowError::ParseError(text) => text.clone(),
+            other => other.to_string(),
+        },
+        root => root.message().into_owned(),
+    };
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = text.replace("Error during planning: ", "");
+    let text = text.replace("datafusion.public.", "").replace("'datafusion.", "'");
+    if let Some(table) = text.strip_prefix("table '").and_then(|rest| rest.strip_suffix("' not found")) {
+        return format!("no table `{table}`");
+    }
+    // DataFusion lists every signature that does not match before it names the call.
+    let call = text.split_once("No function matches the given name and argument types '");
+    match call.and_then(|(_, rest)| rest.split_once('\'')) {
+        Some((call, _)) => format!("no function `{call}`: cast its arguments to types that it takes"),
+        None => text,
+    }
 }
 
 /// Replaces every `:name` outside of quotes and comments for which there is a replacement.
@@ -120,6 +170,23 @@ pub(crate) fn typed_literal(text: &str, ty: SqlType) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_are_one_line_in_plain_words() {
+        let ctx = context(&[]);
+        for (sql, expected) in [
+            ("selec 1", "syntax error: Expected: an SQL statement, found: selec at Line: 1, Column: 1"),
+            ("select 'a", "syntax error: Unterminated string literal at Line: 1, Column: 8"),
+            ("select * from t", "no table `t`"),
+            ("select a.x from (select 1 as y) a", "no column `a.x`; there are: a.y"),
+            ("select x from (select 1 as x) a, (select 1 as x) b", "column `x` is in several tables"),
+            ("select sum('a')", "no function `sum(Utf8)`"),
+            ("select date 'soon' < date '2000-01-01'", "Cannot cast string 'soon'"),
+        ] {
+            let error = logical_plan(&ctx, sql, &[]).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{sql}: {error}");
+        }
+    }
 
     #[test]
     fn substitutes_outside_quotes_only() {

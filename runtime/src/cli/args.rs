@@ -1,4 +1,4 @@
-//! The command line: arguments as typed ([`Args`]) and as resolved ([`Options`]).
+//! The command line: arguments as typed, and as resolved ([`Options`]).
 //!
 //! Invariant: whatever conflicts or cannot be read is refused here, before a file or device is touched.
 
@@ -8,76 +8,135 @@ use clap::{Parser, ValueEnum};
 
 use super::CliError;
 
-/// Analytical SQL over Parquet, compiled to kernels that run on 1..N GPUs or logical host devices.
-///
-/// Without SQL, --query or --file it runs all 22 TPC-H queries and prints a table of them.
-/// Exit code: 0 when everything ran and every check passed, 1 when a query or check failed, 2 for bad
-/// input, 130 after Ctrl-C.
+/// What `--help` says below the options.
+const AFTER_HELP: &str = "\
+Without SQL, --file and --query, all 22 TPC-H queries run.
+Exit code: 0 when everything ran and every check passed, 1 when a query or check failed,
+2 for bad input, 130 after Ctrl-C.
+
+Environment:
+  DKB_CACHE_DIR     folder for compiled code (default ~/.cache/dkb)
+  DKB_CUDA_LIB_DIR  folder of NVRTC (libnvrtc), where the system does not find it
+  CXX               C++ compiler for host devices (default: c++, g++ or clang++)
+  DKB_LOG           log filter, such as debug (default warn)
+
+Examples:
+  dkb-run --tpch 1 --check
+  dkb-run --tpch 10 --query q01,q06 --gpus 2 --repeat 5 --warmup 1 --report sf10.json
+  dkb-run --data sales \"select count(*) from orders where day >= :from\" --param from=2026-01-01
+  dkb-run --data sales --file report.sql --format csv --output report.csv
+  dkb-run --data sales --file report.sql --explain kernels";
+
 #[derive(Debug, Parser)]
-#[command(name = "dkb-run", version, max_term_width = 110)]
+#[command(
+    name = "dkb-run",
+    version,
+    about = "Analytical SQL over Parquet, compiled to kernels that run on GPUs or on logical host devices.",
+    after_help = AFTER_HELP
+)]
 struct Args {
-    /// A SQL query; `:name` is a parameter, given by --param.
+    /// A query; `:name` is a parameter, given by --param
     sql: Option<String>,
-    /// TPC-H queries by name, comma-separated (q06,q14), or `all`.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["sql", "file"])]
-    query: Vec<String>,
-    /// A file with one SQL query.
-    #[arg(long, value_name = "FILE", conflicts_with = "sql")]
+    /// A file with one query
+    #[arg(long, value_name = "FILE", conflicts_with = "sql", help_heading = "Queries")]
     file: Option<PathBuf>,
-    /// A folder of tables: NAME.parquet files, or NAME/ folders of Parquet files.
-    #[arg(long, value_name = "DIR", conflicts_with = "tpch")]
-    data: Option<PathBuf>,
-    /// TPC-H data of this scale factor, generated on first use.
-    #[arg(long, value_name = "SF", allow_negative_numbers = true)]
-    tpch: Option<f64>,
-    /// Where --tpch keeps its data.
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    data_root: PathBuf,
-    /// Where queries run; auto takes the GPU where there is one.
-    #[arg(long, value_enum, default_value_t = Target::Auto)]
-    device: Target,
-    /// Number of GPUs, or of logical devices with --device host (default 1).
-    #[arg(long, value_name = "N", conflicts_with = "devices")]
-    gpus: Option<usize>,
-    /// Ordinals of the devices to use; a repeated one gives several logical devices, as in 0,0,1,1.
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    devices: Option<Vec<usize>>,
-    /// A parameter: name=value for every query that has it, or q06.name=value for one.
-    #[arg(long, value_name = "NAME=VALUE")]
+    /// TPC-H queries, such as q06,q14, or all
+    #[arg(
+        long,
+        visible_alias = "queries",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        conflicts_with_all = ["sql", "file"],
+        help_heading = "Queries"
+    )]
+    query: Vec<String>,
+    /// A parameter, for every query that has it; q06.NAME=VALUE for one query
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Queries")]
     param: Vec<String>,
-    /// Keep columns on the devices between runs, or read them anew in every run.
-    #[arg(long, value_enum, default_value_t = LoadMode::Resident)]
-    mode: LoadMode,
-    /// Size of a partition in bytes of decoded columns, such as 10GB or 64MB.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    chunk_bytes: Option<u64>,
-    /// Timed runs of each query.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    repeat: u32,
-    /// Untimed runs before the timed ones.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    warmup: u32,
-    /// Compare every answer with DataFusion's.
-    #[arg(long)]
-    check: bool,
-    /// Compare every answer with DIR/qNN.parquet; with --check, with DataFusion's as well.
-    #[arg(long, value_name = "DIR")]
-    answers: Option<PathBuf>,
-    /// Format of results (default table).
-    #[arg(long, value_enum)]
-    format: Option<Format>,
-    /// File for the result, or folder for the results of several queries (default: standard output).
-    #[arg(long, value_name = "PATH")]
-    output: Option<PathBuf>,
-    /// Write a JSON report of everything measured.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
-    /// What happens to SQL that has no kernels: run it in DataFusion on the CPU, or refuse.
-    #[arg(long, value_enum, default_value_t = Fallback::Cpu)]
-    fallback: Fallback,
-    /// Print how the query would run, or its kernel plan, instead of running it.
-    #[arg(long, value_name = "plan|kernels", num_args = 0..=1, default_missing_value = "plan")]
+    /// Print how queries would run, or their kernel plans; run nothing
+    #[arg(
+        long,
+        value_name = "plan|kernels",
+        num_args = 0..=1,
+        default_missing_value = "plan",
+        help_heading = "Queries"
+    )]
     explain: Option<String>,
+    /// A folder of tables: NAME.parquet files, or NAME/ folders of Parquet files
+    #[arg(long, value_name = "DIR", conflicts_with = "tpch", help_heading = "Data")]
+    data: Option<PathBuf>,
+    /// TPC-H data of this scale factor (1 is about 1 GB of text), generated on first use
+    #[arg(long, value_name = "SF", allow_negative_numbers = true, help_heading = "Data")]
+    tpch: Option<f64>,
+    /// Where --tpch keeps its data
+    #[arg(long, value_name = "DIR", default_value = "data", help_heading = "Data")]
+    data_root: PathBuf,
+    /// Where queries run; auto takes the GPU where there is one
+    #[arg(
+        long,
+        value_enum,
+        value_name = "auto|cuda|host",
+        hide_possible_values = true,
+        default_value_t = Target::Auto,
+        help_heading = "Devices"
+    )]
+    device: Target,
+    /// Number of GPUs, or of logical devices on the host [default: 1]
+    #[arg(long, value_name = "N", conflicts_with = "devices", help_heading = "Devices")]
+    gpus: Option<usize>,
+    /// Ordinals of the GPUs to use; 0,0 makes two logical devices on one GPU
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Devices")]
+    devices: Option<Vec<usize>>,
+    /// Keep columns on the devices, or load them in every run
+    #[arg(
+        long,
+        value_enum,
+        value_name = "resident|stream",
+        hide_possible_values = true,
+        default_value_t = LoadMode::Resident,
+        help_heading = "Devices"
+    )]
+    mode: LoadMode,
+    /// Uncompressed bytes of a partition, such as 10GB or 64MiB [default: 1GiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Devices")]
+    chunk_bytes: Option<u64>,
+    /// For SQL without kernels: run it in DataFusion on the CPU, or refuse it
+    #[arg(
+        long,
+        value_enum,
+        value_name = "cpu|error",
+        hide_possible_values = true,
+        default_value_t = Fallback::Cpu,
+        help_heading = "Devices"
+    )]
+    fallback: Fallback,
+    /// Timed runs of each query
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Measuring and checking")]
+    repeat: u32,
+    /// Untimed runs of each query before the timed ones
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Measuring and checking")]
+    warmup: u32,
+    /// Compare every answer with DataFusion's
+    #[arg(long, help_heading = "Measuring and checking")]
+    check: bool,
+    /// Compare every answer with DIR/qNN.parquet
+    #[arg(long, value_name = "DIR", help_heading = "Measuring and checking")]
+    answers: Option<PathBuf>,
+    /// Write everything measured as JSON, times in milliseconds
+    #[arg(long, value_name = "FILE", help_heading = "Measuring and checking")]
+    report: Option<PathBuf>,
+    /// Format of results [default: by the extension of --output, else table]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "table|csv|json|parquet",
+        hide_possible_values = true,
+        help_heading = "Results"
+    )]
+    format: Option<Format>,
+    /// File for the result, or folder for those of several queries [default: standard output]
+    #[arg(long, value_name = "PATH", help_heading = "Results")]
+    output: Option<PathBuf>,
     /// Divide shardable state into this many parts.
     #[arg(long, value_name = "N", hide = true)]
     shards: Option<u64>,
@@ -285,7 +344,7 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
             let name = path.file_stem().map_or_else(|| "query".into(), |s| s.to_string_lossy().into_owned());
             Queries::Sql { name, text }
         }
-        (.., names) if names.is_empty() || names == ["all"] => Queries::All,
+        (.., names) if names.is_empty() || names.iter().any(|name| name == "all") => Queries::All,
         (.., names) => Queries::Named(names),
     };
     let data = match (args.data, args.tpch) {
@@ -420,6 +479,25 @@ mod tests {
         assert_eq!(options.queries, Queries::All);
         assert_eq!(options.data, Data::Tpch { scale: 1.0, root: "data".into() });
         assert!(options.checks() && options.answers.is_none());
+    }
+
+    #[test]
+    fn queries_by_either_name() {
+        let run = |args: &[&str]| options(&[&["--tpch", "1"], args].concat()).map(|o| o.queries);
+        let two = Queries::Named(vec!["q01".into(), "q06".into()]);
+        for option in ["--query", "--queries"] {
+            assert_eq!(run(&[option, "all"]), Ok(Queries::All));
+            assert_eq!(run(&[option, "q01,q06"]), Ok(two.clone()));
+            assert_eq!(run(&[option, "q01", option, "q06"]), Ok(two.clone()));
+        }
+    }
+
+    #[test]
+    fn help_is_short_and_narrow() {
+        let command = ["dkb-run", "--help"].map(str::to_owned).to_vec();
+        let Err(CliError::Help(text)) = parse(command) else { panic!("help is shown") };
+        assert!(text.contains("Examples:") && text.lines().count() < 80, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) fn resolve(options: &Options) -> Result<Vec<Query>, CliError> {
         apply(&mut queries, param)?;
     }
     for query in &queries {
-        check_values(query)?;
+        check_params(query)?;
     }
     Ok(queries)
 }
@@ -104,7 +104,11 @@ fn apply(queries: &mut [Query], param: &ParamArg) -> Result<(), CliError> {
     Err(CliError::Input(format!("--param {name}: no such parameter; {known}")))
 }
 
-fn check_values(query: &Query) -> Result<(), CliError> {
+fn check_params(query: &Query) -> Result<(), CliError> {
+    for Decl { name, .. } in &query.decls {
+        let checked = dkb_kernels::check_name(name);
+        checked.map_err(|e| CliError::Input(format!("{}: parameter {e}", query.name)))?;
+    }
     let substituted = workload::substitute(&query.sql, &query.planner_decls(), &query.params);
     substituted.map(drop).map_err(|e| CliError::Input(format!("{}: {e}", query.name)))
 }
@@ -199,6 +203,7 @@ mod tests {
             (&["--query", "q06", "--param", "q07.date=1995-01-01"], "q07"),
             (&["--query", "q06", "--param", "date=yesterday"], "yesterday"),
             (&["select :n"], "n"),
+            (&["select :class", "--param", "class=1"], "keyword of C++"),
             (&["  "], "no SQL"),
         ] {
             let message = jobs(rest).unwrap_err();

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use arrow::array::RecordBatch;
 
-use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Query, Reply, Request, Run, read_batch};
+use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, read_batch};
 use super::{signals, worker};
 
 /// A worker process that is started when needed and again after it died.
@@ -45,17 +45,6 @@ impl Parent {
     ) -> Result<(Measured, RecordBatch), Failed> {
         match self.ask(&Request::Run(run), phase)? {
             (Reply::Ran { run, .. }, Some(batch)) => Ok((run, batch)),
-            _ => Err(out_of_step()),
-        }
-    }
-
-    /// Explains a query.
-    ///
-    /// # Errors
-    /// The worker's reason, or its death.
-    pub(super) fn explain(&mut self, query: Query, kernels: bool) -> Result<String, Failed> {
-        match self.ask(&Request::Explain { query, kernels }, &mut |_| {})? {
-            (Reply::Explained { text }, _) => Ok(text),
             _ => Err(out_of_step()),
         }
     }

@@ -24,13 +24,6 @@ pub(super) enum Request {
     Open(Open),
     /// Run a query.
     Run(Run),
-    /// Explain a query.
-    Explain {
-        /// The query.
-        query: Query,
-        /// Print the kernel plan instead of the planner's reasons.
-        kernels: bool,
-    },
 }
 
 /// What to open.
@@ -118,11 +111,6 @@ pub(super) enum Reply {
         run: Measured,
         /// Length of the Arrow IPC stream that follows.
         arrow_bytes: usize,
-    },
-    /// The explanation.
-    Explained {
-        /// For people.
-        text: String,
     },
     /// The request failed.
     Failed(Failed),
@@ -263,11 +251,11 @@ mod tests {
         let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
         let bytes = encode_batch(&batch).unwrap();
         let mut stream = Vec::new();
-        write_message(&mut stream, &Reply::Explained { text: "two\nlines".into() }).unwrap();
+        write_message(&mut stream, &Reply::Phase { name: "two\nlines".into() }).unwrap();
         stream.extend_from_slice(&bytes);
         let mut input = stream.as_slice();
-        let Ok(Some(Reply::Explained { text })) = read_message(&mut input) else { panic!("no message") };
-        assert_eq!(text, "two\nlines");
+        let Ok(Some(Reply::Phase { name })) = read_message(&mut input) else { panic!("no message") };
+        assert_eq!(name, "two\nlines");
         assert_eq!(read_batch(&mut input, bytes.len()).unwrap(), batch);
         assert!(read_message::<Reply>(&mut input).unwrap().is_none());
     }

@@ -12,7 +12,7 @@ use datafusion::logical_expr::{
     Expr, FetchType, LogicalPlan, LogicalPlanBuilder, Projection, SkipType, Sort, SortExpr,
 };
 use datafusion::prelude::{ParquetReadOptions, SessionConfig};
-use datafusion::sql::sqlparser::parser::ParserError;
+use dkb_planner::error_text as message;
 use futures::StreamExt;
 
 use super::check::OrderInfo;
@@ -212,18 +212,6 @@ fn url(path: &Path) -> String {
         }
     }
     out
-}
-
-/// The error in one line, without backtrace, category and the names of DataFusion's own catalog.
-fn message(error: &DataFusionError) -> String {
-    let text = match error.find_root() {
-        DataFusionError::SQL(error, _) => match error.as_ref() {
-            ParserError::ParserError(text) | ParserError::TokenizerError(text) => text.clone(),
-            ParserError::RecursionLimitExceeded => "the query is nested too deeply".to_owned(),
-        },
-        root => root.message().into_owned(),
-    };
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace("datafusion.public.", "")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
+use dkb_planner::{PlanError, PlanOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -15,6 +16,7 @@ use super::protocol::{FailedKind, Measured, Open, Opened, Query, Run};
 use super::reference::{self, Question, Reference};
 use super::report::{self, Checked, Context, Outcome, Ran};
 use super::{CliError, jobs, output};
+use crate::table::DataSet;
 use crate::tpch::workload;
 
 /// Suppliers of TPC-H data at scale factor 1.
@@ -32,12 +34,12 @@ pub(super) fn run(options: &Options) -> Result<bool, CliError> {
         Data::Folder(folder) => (folder.clone(), None),
         Data::Tpch { scale, root } => (super::generate::generate(*scale, root)?, Some(*scale)),
     };
+    if let Some(explain) = options.explain {
+        return explain_all(options, &data, &queries, explain).map(|()| true);
+    }
     let (mut parent, opened) = Parent::start(open(options, &data)).map_err(CliError::from)?;
     let scale = scale.or_else(|| scale_of(&opened));
     jobs::scale(&mut queries, scale.unwrap_or_default());
-    if let Some(explain) = options.explain {
-        return explain_all(options, &mut parent, &queries, explain).map(|()| true);
-    }
     let mut checker = Checker { options, data: &data, opened: &opened, datafusion: None };
     let outcomes = if single {
         vec![run_single(options, &mut parent, &mut checker, &queries[0])?]
@@ -111,22 +113,24 @@ fn scale_of(opened: &Opened) -> Option<f64> {
     Some(*rows as f64 / SUPPLIERS)
 }
 
-fn explain_all(
-    options: &Options,
-    parent: &mut Parent,
-    queries: &[Query],
-    explain: Explain,
-) -> Result<(), CliError> {
+/// Prints how the queries would run. Planning needs the footers only: no device and no compiler.
+fn explain_all(options: &Options, data: &Path, queries: &[Query], explain: Explain) -> Result<(), CliError> {
+    let tables = DataSet::open(data).map_err(|e| CliError::Input(e.to_string()))?.catalog();
+    let several = queries.len() > 1;
     for query in queries {
-        let text = match parent.explain(query.clone(), explain == Explain::Kernels) {
-            Ok(text) => text,
-            Err(failed) if failed.kind == FailedKind::Unsupported && options.fallback == Fallback::Cpu => {
-                format!("runs in DataFusion on the CPU: {}", failed.message)
+        let name = &query.name;
+        let named = |text: String| if several { format!("{name}: {text}") } else { text };
+        let planned = dkb_planner::plan(&query.sql, &query.planner_decls(), &tables, &PlanOptions::default());
+        let text = match planned {
+            Ok(planned) if explain == Explain::Kernels => dkb_kernels::text::print(&planned.plan),
+            Ok(planned) => planned.explain,
+            Err(PlanError::Unsupported(reason)) if options.fallback == Fallback::Cpu => {
+                format!("runs in DataFusion on the CPU: {reason}\n")
             }
-            Err(failed) => return Err(failed.into()),
+            Err(error @ PlanError::Unsupported(_)) => return Err(CliError::Failed(named(error.to_string()))),
+            Err(error @ PlanError::Query(_)) => return Err(CliError::Input(named(error.to_string()))),
         };
-        let header = if queries.len() > 1 { format!("-- {}\n", query.name) } else { String::new() };
-        output::print(&format!("{header}{text}"))?;
+        output::print(&if several { format!("-- {name}\n{text}") } else { text })?;
     }
     Ok(())
 }

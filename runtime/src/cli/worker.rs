@@ -15,7 +15,7 @@ use arrow::array::RecordBatch;
 use super::args::{Fallback, LoadMode, Target};
 use super::fallback;
 use super::protocol::{
-    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Query, Reply, Request, Run, encode_batch,
+    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, encode_batch,
     read_message, write_message,
 };
 use crate::device::{DeviceError, DeviceKind, DeviceSpec};
@@ -50,9 +50,6 @@ fn serve() -> io::Result<()> {
         let reply = match request {
             Request::Open(open) => {
                 worker.open(&open, &mut phase).map(|opened| (Reply::Opened(opened), Vec::new()))
-            }
-            Request::Explain { query, kernels } => {
-                worker.explain(&query, kernels).map(|text| (Reply::Explained { text }, Vec::new()))
             }
             Request::Run(run) => worker.run(&run, &mut phase).and_then(|(run, batch)| {
                 let bytes = encode_batch(&batch).map_err(|e| failed(FailedKind::Run, e.to_string()))?;
@@ -186,11 +183,6 @@ impl Worker {
 
     fn session(&mut self) -> Result<&mut Session, Failed> {
         self.session.as_mut().ok_or_else(|| failed(FailedKind::Run, "no data set is open".to_owned()))
-    }
-
-    fn explain(&mut self, query: &Query, kernels: bool) -> Result<String, Failed> {
-        let prepared = self.session()?.prepare(&query.sql, &query.planner_decls()).map_err(sort_error)?;
-        Ok(if kernels { dkb_kernels::text::print(prepared.plan()) } else { prepared.explain().to_owned() })
     }
 
     fn run(&mut self, run: &Run, phase: &mut dyn FnMut(&str)) -> Result<(Measured, RecordBatch), Failed> {

@@ -23,7 +23,7 @@ use self::pool::{CudaMemory, Pool, pool_size};
 use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
-use super::{Device, DeviceError, Memory, Module};
+use super::{Device, DeviceError, Download, Memory, Module, Recording};
 
 /// Threads a block.
 const BLOCK_THREADS: u64 = 256;
@@ -170,28 +170,6 @@ impl CudaDevice {
         &self.stream
     }
 
-    /// Starts recording: until [`CudaDevice::end_capture`], fills and launches of this thread are put into a
-    /// graph instead of run. Uploads, downloads, waiting and memory that the free list does not have are
-    /// errors meanwhile.
-    ///
-    /// # Errors
-    /// A failed call.
-    pub fn begin_capture(&self) -> Result<(), DeviceError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(|e| self.error("cuStreamBeginCapture", e))
-    }
-
-    /// Ends recording and makes a graph of what was recorded. Memory it refers to must outlive it.
-    ///
-    /// # Errors
-    /// A call that cannot be captured was made, or nothing was recorded.
-    pub fn end_capture(&self) -> Result<Graph, DeviceError> {
-        let flags = sys::CUgraphInstantiate_flags(0);
-        let graph = self.stream.end_capture(flags).map_err(|e| self.error("cuStreamEndCapture", e))?;
-        let graph = graph.ok_or_else(|| self.failure("cuStreamEndCapture", "nothing was recorded"))?;
-        Ok(Graph { graph, device: self.name.clone() })
-    }
-
     fn error(&self, call: &str, e: DriverError) -> DeviceError {
         call_error(&self.name, call, e)
     }
@@ -333,11 +311,21 @@ impl Device for CudaDevice {
     }
 
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        super::check_range(&self.name, "download", memory, offset, bytes.len())?;
-        if bytes.is_empty() {
+        self.download_all(&mut [Download { memory, offset, bytes }])
+    }
+
+    fn download_all(&self, downloads: &mut [Download]) -> Result<(), DeviceError> {
+        let mut pieces = Vec::with_capacity(downloads.len());
+        for Download { memory, offset, bytes } in downloads {
+            super::check_range(&self.name, "download", *memory, *offset, bytes.len())?;
+            if !bytes.is_empty() {
+                pieces.push((memory.address() + *offset as u64, &mut **bytes));
+            }
+        }
+        if pieces.is_empty() {
             return self.synchronize();
         }
-        self.with_staging("download", |staging| staging.download(memory.address() + offset as u64, bytes))
+        self.with_staging("download", |staging| staging.download(&mut pieces))
     }
 
     fn fill(&self, memory: &dyn Memory, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError> {
@@ -380,6 +368,16 @@ impl Device for CudaDevice {
         self.launch_in(module, kernel, threads, args)
     }
 
+    fn record(&self, issue: &mut dyn FnMut()) -> Result<Option<Box<dyn Recording>>, DeviceError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(|e| self.error("cuStreamBeginCapture", e))?;
+        issue();
+        let flags = sys::CUgraphInstantiate_flags(0);
+        let graph = self.stream.end_capture(flags).map_err(|e| self.error("cuStreamEndCapture", e))?;
+        let graph = graph.ok_or_else(|| self.failure("cuStreamEndCapture", "nothing was recorded"))?;
+        Ok(Some(Box::new(Graph { graph: Mutex::new(graph), device: self.name.clone() })))
+    }
+
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: the stream is alive.
@@ -416,22 +414,20 @@ impl CudaDevice {
     }
 }
 
-/// Recorded launches that run again as one.
-pub struct Graph {
-    graph: CudaGraph,
+/// Recorded work of one stream.
+struct Graph {
+    graph: Mutex<CudaGraph>,
     device: String,
 }
 
-// SAFETY: a graph may be used from any thread, one at a time; it is not Sync.
+// SAFETY: a graph may be used from any thread with the context bound, one at a time; it is behind a lock.
 unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
 
-impl Graph {
-    /// Issues everything that was recorded on the stream it was recorded from.
-    ///
-    /// # Errors
-    /// A failed launch.
-    pub fn launch(&self) -> Result<(), DeviceError> {
-        self.graph.launch().map_err(|e| call_error(&self.device, "cuGraphLaunch", e))
+impl Recording for Graph {
+    fn launch(&self) -> Result<(), DeviceError> {
+        lock(&self.graph).launch().map_err(|e| call_error(&self.device, "cuGraphLaunch", e))
     }
 }
 
@@ -501,7 +497,7 @@ mod tests {
         let module = AddAndSum::new(&devices[0], 1).module;
         let absent = devices[0].launch(&*module, "absent", 1, &[]);
         assert!(matches!(absent, Err(DeviceError::NoKernel(name)) if name == "absent"));
-        if devices[0].gpu.driver >= DRIVER_WITH_FUNCTION_CALLS {
+        if devices[0].gpu.driver >= DRIVER_WITH_FUNCTION_CALLS && !devices[0].gpu.sanitize {
             let short = devices[0].launch(&*module, "add", 1, &[1]).unwrap_err().to_string();
             assert!(short.contains("4 parameters") && short.contains("1 arguments"), "{short}");
         }
@@ -513,12 +509,14 @@ mod tests {
         let work = AddAndSum::new(&devices[0], 100_000);
         work.issue();
         let blocks = work.check();
-        devices[0].begin_capture().unwrap();
-        work.issue();
-        let graph = devices[0].end_capture().unwrap();
+        let recording = devices[0].record(&mut || work.issue()).unwrap().unwrap();
         for _ in 0..2 {
-            graph.launch().unwrap();
+            recording.launch().unwrap();
             assert_eq!(work.check(), blocks);
         }
+        // What cannot be recorded is an error, after which the device works as before.
+        assert!(devices[0].record(&mut || drop(devices[0].synchronize())).is_err());
+        work.issue();
+        assert_eq!(work.check(), blocks);
     }
 }

@@ -65,6 +65,25 @@ pub trait Module: Send + Sync {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
+/// Fills and launches that run again as one.
+pub trait Recording: Send + Sync {
+    /// Issues all of them on the device that recorded them.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn launch(&self) -> Result<(), DeviceError>;
+}
+
+/// One of several copies from a device.
+pub struct Download<'a> {
+    /// Where from.
+    pub memory: &'a dyn Memory,
+    /// First byte.
+    pub offset: usize,
+    /// Where to.
+    pub bytes: &'a mut [u8],
+}
+
 /// A device. Calls take `&self` and may come from any one thread at a time.
 pub trait Device: Send + Sync {
     /// The implementation's own type, for what goes beyond this interface: NCCL, peer copies, graphs.
@@ -98,6 +117,13 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// A failed device call, now or from earlier work.
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Like [`Device::download`], several at once with one wait.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn download_all(&self, downloads: &mut [Download]) -> Result<(), DeviceError> {
+        downloads.iter_mut().try_for_each(|d| self.download(d.memory, d.offset, d.bytes))
+    }
     /// Sets `count` elements of type `elem` from the start of `memory` to the low bytes of `value`.
     ///
     /// # Errors
@@ -114,6 +140,16 @@ pub trait Device: Send + Sync {
         threads: u64,
         args: &[u64],
     ) -> Result<(), DeviceError>;
+    /// Records the fills and launches that `issue` makes on this thread, instead of running them. They must
+    /// have run once, and the memory they name must outlive the recording. A device that cannot record gives
+    /// None and does not call `issue`.
+    ///
+    /// # Errors
+    /// `issue` called for something that cannot be recorded. Nothing of it has run.
+    fn record(&self, issue: &mut dyn FnMut()) -> Result<Option<Box<dyn Recording>>, DeviceError> {
+        let _ = issue;
+        Ok(None)
+    }
     /// Waits for all work issued so far.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::sync::LazyLock;
 
 use dkb_kernels::expr::eval;
 use dkb_kernels::{Elem, Start};
@@ -25,6 +26,7 @@ const MAX_BUFFER_BYTES: u64 = 1 << 44;
 pub(crate) type Facts = HashMap<String, u64>;
 
 /// What length expressions may refer to.
+#[derive(Clone, Copy)]
 pub(crate) struct Env<'a> {
     pub(crate) program: &'a Program,
     pub(crate) facts: &'a Facts,
@@ -187,7 +189,9 @@ impl Layout {
 /// Whether a memory checker watches: no sharing of allocations, no poison that would hide reads of
 /// uninitialised memory.
 pub(crate) fn sanitizing() -> bool {
-    env::var_os("DKB_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0")
+    static WATCHED: LazyLock<bool> =
+        LazyLock::new(|| env::var_os("DKB_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0"));
+    *WATCHED
 }
 
 /// The allocations of one device, kept between runs.
@@ -212,8 +216,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// Gives every buffer its start value, or only those that hold one part. `poison` fills those that
-    /// start unspecified.
+    /// Gives every buffer that starts with a value that value, or only those that hold one part.
     ///
     /// # Errors
     /// A failed device call.
@@ -222,22 +225,47 @@ impl Slabs {
         device: &dyn Device,
         layout: &Layout,
         only_parts: bool,
-        poison: Option<u8>,
     ) -> Result<(), DeviceError> {
-        for (slab, memory) in layout.slabs.iter().zip(&self.memory) {
-            if only_parts && !matches!(slab.purpose, Use::Part | Use::PartStatus) {
-                continue;
-            }
-            let (elem, value) = match (slab.start, poison) {
+        for (slab, memory) in self.of(layout, only_parts) {
+            let (elem, value) = match slab.start {
                 // Slabs are multiples of 64 bytes.
-                (Start::Zero, _) => (Elem::U64, 0),
-                (Start::Min | Start::Max, _) => (slab.elem, extreme(slab.elem, slab.start)),
-                (Start::Poison, Some(pattern)) => (Elem::U8, i128::from(pattern)),
-                (Start::Poison, None) => continue,
+                Start::Zero => (Elem::U64, 0),
+                Start::Min | Start::Max => (slab.elem, extreme(slab.elem, slab.start)),
+                Start::Poison => continue,
             };
-            device.fill(memory.as_ref(), elem, value, slab.bytes / elem.bytes())?;
+            device.fill(memory, elem, value, slab.bytes / elem.bytes())?;
         }
         Ok(())
+    }
+
+    /// Fills the buffers that start unspecified with `pattern`, or only those of them that hold one part.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn poison(
+        &self,
+        device: &dyn Device,
+        layout: &Layout,
+        only_parts: bool,
+        pattern: u8,
+    ) -> Result<(), DeviceError> {
+        let mut unspecified = self.of(layout, only_parts).filter(|(slab, _)| slab.start == Start::Poison);
+        unspecified.try_for_each(|(slab, memory)| device.fill(memory, Elem::U8, pattern.into(), slab.bytes))
+    }
+
+    fn of<'a>(
+        &'a self,
+        layout: &'a Layout,
+        only_parts: bool,
+    ) -> impl Iterator<Item = (&'a Slab, &'a dyn Memory)> {
+        let wanted = move |slab: &Slab| !only_parts || matches!(slab.purpose, Use::Part | Use::PartStatus);
+        let slabs = layout.slabs.iter().zip(&self.memory).map(|(slab, memory)| (slab, memory.as_ref()));
+        slabs.filter(move |(slab, _)| wanted(slab))
+    }
+
+    /// The address of every allocation.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.memory.iter().map(|memory| memory.address())
     }
 
     /// The address of a buffer.

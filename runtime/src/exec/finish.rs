@@ -1,126 +1,285 @@
 //! What is left for the host: order and limit, on raw values before any Arrow array exists.
+//!
+//! The sort keys of a row are packed into one integer, each in as many bits as its column's range needs, so
+//! that comparing rows is comparing integers.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use dkb_kernels::Elem;
 
 use super::result::RawColumn;
 
+/// Rows that are packed at a time.
+const BLOCK_ROWS: usize = 1024;
+
 /// One sort key over raw rows: every value as an integer that orders as the SQL value does.
+#[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
-    pub(crate) column: &'a RawColumn,
-    /// Ranks of the texts, None for NULL, for columns whose raw values are row numbers.
-    pub(crate) ranks: Option<Vec<Option<u32>>>,
+    pub(crate) column: RawColumn<'a>,
     pub(crate) descending: bool,
     pub(crate) nulls_first: bool,
 }
 
 impl Key<'_> {
-    /// Smaller comes first. No value takes either end of the range; NULL does.
-    fn at(&self, row: usize) -> i128 {
-        let value = match &self.ranks {
-            Some(ranks) => ranks[row].map(i128::from),
-            None => self.column.is_valid(row).then(|| self.column.order(row)),
+    /// Compares two rows; smaller comes first.
+    fn compare(&self, a: usize, b: usize) -> Ordering {
+        let column = &self.column;
+        let nulls = column.is_valid(b).cmp(&column.is_valid(a));
+        let nulls = if self.nulls_first { nulls.reverse() } else { nulls };
+        nulls.then_with(|| match (column.is_valid(a), self.descending) {
+            (false, _) => Ordering::Equal,
+            (true, false) => column.order(a).cmp(&column.order(b)),
+            (true, true) => column.order(b).cmp(&column.order(a)),
+        })
+    }
+}
+
+/// A key as a number of bits.
+struct Field<'a> {
+    key: Key<'a>,
+    /// The smallest and the largest value; equal where there is none.
+    bounds: (i128, i128),
+    /// Whether a bit says which rows are NULL.
+    null_bit: bool,
+    bits: u32,
+}
+
+impl<'a> Field<'a> {
+    fn new(key: Key<'a>, rows: usize) -> Field<'a> {
+        let mut bounds: Option<(i128, i128)> = None;
+        key.column.orders(0..rows, |row, value| {
+            if key.column.is_valid(row) {
+                bounds = Some(bounds.map_or((value, value), |(low, high)| (low.min(value), high.max(value))));
+            }
+        });
+        let bounds = bounds.unwrap_or_default();
+        let null_bit = key.column.valid.is_some_and(|v| v.contains(&0));
+        let bits = u128::BITS - (bounds.1.wrapping_sub(bounds.0) as u128).leading_zeros();
+        Field { key, bounds, null_bit, bits: bits + u32::from(null_bit) }
+    }
+
+    /// Appends the key to the packed keys of these rows, as their lowest bits.
+    fn append(&self, rows: Range<usize>, packed: &mut [u128]) {
+        let (column, first, (low, high)) = (&self.key.column, rows.start, self.bounds);
+        let null_at = if self.null_bit { self.bits - 1 } else { 0 };
+        let (null, valid) = match (self.null_bit, self.key.nulls_first) {
+            (false, _) => (0, 0),
+            (true, true) => (0, 1u128 << null_at),
+            (true, false) => (1u128 << null_at, 0),
         };
-        match value {
-            Some(value) if self.descending => !value,
-            Some(value) => value,
-            None if self.nulls_first => i128::MIN,
-            None => i128::MAX,
-        }
+        column.orders(rows, |row, value| {
+            let distance = if self.key.descending { high.wrapping_sub(value) } else { value.wrapping_sub(low) };
+            let code = if column.is_valid(row) { valid | distance as u128 } else { null };
+            let packed = &mut packed[row - first];
+            *packed = packed.checked_shl(self.bits).unwrap_or(0) | code;
+        });
     }
 }
 
 /// The rows to keep, in order: sorted by `keys` where there are any, without the first `offset`, `limit` at
 /// most. The order of ties is unspecified.
 pub(crate) fn select(rows: usize, keys: &[Key], offset: u64, limit: Option<u64>) -> Vec<u32> {
-    let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(rows);
-    let limit = limit.map_or(usize::MAX, |l| usize::try_from(l).unwrap_or(usize::MAX));
-    let end = offset.saturating_add(limit).min(rows);
-    let Some((first, rest)) = keys.split_first() else {
-        return (offset as u32..end as u32).collect();
+    let wanted = range(rows, offset, limit);
+    if keys.is_empty() {
+        return (wanted.start as u32..wanted.end as u32).collect();
+    }
+    let fields: Vec<Field> = keys.iter().map(|key| Field::new(*key, rows)).collect();
+    let row_bits = usize::BITS - rows.leading_zeros();
+    let bits = fields.iter().map(|f| f.bits).sum::<u32>();
+    let sorted: Vec<u32> = if bits + row_bits <= u64::BITS {
+        let item = |packed: u128, row: usize| (packed as u64) << row_bits | row as u64;
+        let items = smallest(rows, wanted.end, &fields, item, u64::cmp);
+        items.into_iter().map(|item| (item & ((1 << row_bits) - 1)) as u32).collect()
+    } else {
+        // As many keys as fit, and the others looked up when those tie.
+        let mut room = u128::BITS;
+        let fit = fields.iter().take_while(|f| room.checked_sub(f.bits).map(|left| room = left).is_some());
+        let (packed, rest) = keys.split_at(fit.count());
+        let compare = |a: &(u128, u32), b: &(u128, u32)| {
+            let rest = || rest.iter().map(|key| key.compare(a.1 as usize, b.1 as usize));
+            a.0.cmp(&b.0).then_with(|| rest().find(|o| o.is_ne()).unwrap_or(Ordering::Equal))
+        };
+        let item = |packed: u128, row: usize| (packed, row as u32);
+        let items = smallest(rows, wanted.end, &fields[..packed.len()], item, compare);
+        items.into_iter().map(|(_, row)| row).collect()
     };
-    let smallest = |sorted: &mut Vec<(i128, u32)>, keep: usize| {
-        if keep < sorted.len() {
-            sorted.select_nth_unstable_by(keep, |a, b| compare(rest, *a, *b));
-            sorted.truncate(keep);
+    sorted[wanted.start..].to_vec()
+}
+
+/// Which of the sorted rows are kept.
+pub(crate) fn range(rows: usize, offset: u64, limit: Option<u64>) -> Range<usize> {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(rows);
+    let limit = limit.map_or(usize::MAX, |l| usize::try_from(l).unwrap_or(usize::MAX));
+    start..start.saturating_add(limit).min(rows)
+}
+
+/// The `keep` smallest of the rows' items, sorted.
+fn smallest<T: Copy>(
+    rows: usize,
+    keep: usize,
+    fields: &[Field],
+    item: impl Fn(u128, usize) -> T,
+    compare: impl Fn(&T, &T) -> Ordering,
+) -> Vec<T> {
+    let cut = |items: &mut Vec<T>| {
+        if keep < items.len() {
+            items.select_nth_unstable_by(keep, &compare);
+            items.truncate(keep);
         }
     };
     // Rows not yet known to be beyond the end: never more than twice as many as are wanted.
-    let room = end.saturating_mul(2).max(64);
-    let mut best: Vec<(i128, u32)> = Vec::with_capacity(room.min(rows));
-    let mut worst: Option<(i128, u32)> = None;
-    for row in 0..rows {
-        let item = (first.at(row), row as u32);
-        if worst.is_some_and(|worst| compare(rest, item, worst).is_ge()) {
-            continue;
-        }
-        best.push(item);
-        if best.len() == room && room < rows {
-            smallest(&mut best, end);
-            worst = best.iter().copied().max_by(|a, b| compare(rest, *a, *b));
+    let room = keep.saturating_mul(2).max(64);
+    let mut best: Vec<T> = Vec::with_capacity(room.min(rows));
+    let mut worst: Option<T> = None;
+    for start in (0..rows).step_by(BLOCK_ROWS) {
+        let block = start..(start + BLOCK_ROWS).min(rows);
+        let mut packed = [0; BLOCK_ROWS];
+        fields.iter().for_each(|field| field.append(block.clone(), &mut packed));
+        for (row, packed) in block.zip(packed) {
+            let item = item(packed, row);
+            if worst.is_some_and(|worst| compare(&item, &worst).is_ge()) {
+                continue;
+            }
+            best.push(item);
+            if best.len() == room && room < rows {
+                cut(&mut best);
+                worst = best.iter().copied().max_by(&compare);
+            }
         }
     }
-    smallest(&mut best, end);
-    best.sort_unstable_by(|a, b| compare(rest, *a, *b));
-    best.into_iter().skip(offset).map(|(_, row)| row).collect()
+    cut(&mut best);
+    best.sort_unstable_by(&compare);
+    best
 }
 
-fn compare(rest: &[Key], a: (i128, u32), b: (i128, u32)) -> std::cmp::Ordering {
-    let (i, j) = (a.1 as usize, b.1 as usize);
-    rest.iter().fold(a.0.cmp(&b.0), |order, key| order.then_with(|| key.at(i).cmp(&key.at(j))))
+/// Dense ranks of texts, as a column that orders as the texts do.
+pub(crate) struct Ranks {
+    data: Vec<u8>,
+    valid: Vec<u8>,
 }
 
-/// Dense ranks of texts.
-pub(crate) fn ranks(texts: &[Option<&str>]) -> Vec<Option<u32>> {
-    let mut order: Vec<u32> = (0..texts.len() as u32).filter(|row| texts[*row as usize].is_some()).collect();
-    order.sort_unstable_by_key(|row| texts[*row as usize]);
-    let mut ranks = vec![None; texts.len()];
-    let mut rank = 0u32;
-    for (at, row) in order.iter().enumerate() {
-        let before = at.checked_sub(1).map(|b| texts[order[b] as usize]);
-        rank += u32::from(before.is_some_and(|text| text != texts[*row as usize]));
-        ranks[*row as usize] = Some(rank);
+impl Ranks {
+    /// Ranks texts; None is NULL.
+    pub(crate) fn new(texts: &[Option<&str>]) -> Ranks {
+        let mut given = texts.iter().flatten();
+        let first = given.next().map_or("", |text| text).as_bytes();
+        let shared = given.fold(first.len(), |shared, text| {
+            first[..shared].iter().zip(text.as_bytes()).take_while(|(a, b)| a == b).count()
+        });
+        // Most texts differ within 8 bytes behind what they all begin with.
+        let prefix = |text: &str| {
+            let mut prefix = [0; 8];
+            prefix.iter_mut().zip(&text.as_bytes()[shared..]).for_each(|(to, from)| *to = *from);
+            u64::from_be_bytes(prefix)
+        };
+        let given = texts.iter().enumerate().filter_map(|(row, text)| Some((row as u32, (*text)?)));
+        let mut order: Vec<(u64, u32)> = given.map(|(row, text)| (prefix(text), row)).collect();
+        let text = |item: &(u64, u32)| texts[item.1 as usize];
+        order.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| text(a).cmp(&text(b))));
+
+        let mut ranks = Ranks { data: vec![0; texts.len() * 4], valid: vec![0; texts.len()] };
+        let (slots, mut rank) = (ranks.data.as_chunks_mut().0, 0u32);
+        for (at, item) in order.iter().enumerate() {
+            let before = at.checked_sub(1).map(|before| text(&order[before]));
+            rank += u32::from(before.is_some_and(|before| before != text(item)));
+            slots[item.1 as usize] = rank.to_le_bytes();
+            ranks.valid[item.1 as usize] = 1;
+        }
+        ranks
     }
-    ranks
+
+    /// The ranks; NULL where the text was.
+    pub(crate) fn column(&self) -> RawColumn<'_> {
+        RawColumn { elem: Elem::U32, data: &self.data, valid: Some(&self.valid) }
+    }
 }
 
 #[cfg(test)]
 mod unit_tests {
     use super::*;
-    use dkb_kernels::Elem;
 
-    fn column(values: &[i32], valid: Option<Vec<u8>>) -> RawColumn {
-        RawColumn { elem: Elem::I32, data: values.iter().flat_map(|v| v.to_le_bytes()).collect(), valid }
+    struct Column {
+        elem: Elem,
+        data: Vec<u8>,
+        valid: Option<Vec<u8>>,
     }
 
-    fn key(column: &RawColumn, descending: bool, nulls_first: bool) -> Key<'_> {
-        Key { column, ranks: None, descending, nulls_first }
+    impl Column {
+        fn ints(values: &[i32], valid: Option<Vec<u8>>) -> Column {
+            Column { elem: Elem::I32, data: values.iter().flat_map(|v| v.to_le_bytes()).collect(), valid }
+        }
+
+        fn wide(values: &[i128]) -> Column {
+            let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            Column { elem: Elem::I128, data, valid: None }
+        }
+
+        fn key(&self, descending: bool, nulls_first: bool) -> Key<'_> {
+            let column = RawColumn { elem: self.elem, data: &self.data, valid: self.valid.as_deref() };
+            Key { column, descending, nulls_first }
+        }
     }
 
     #[test]
     fn sorts_with_nulls_and_ties() {
-        let a = column(&[2, 1, 2, 0], Some(vec![1, 1, 1, 0]));
-        let b = column(&[7, 8, 9, 0], None);
-        assert_eq!(select(4, &[key(&a, false, false), key(&b, true, false)], 0, None), [1, 2, 0, 3]);
-        assert_eq!(select(4, &[key(&a, true, true), key(&b, false, false)], 0, None), [3, 0, 2, 1]);
-        assert_eq!(select(4, &[key(&a, false, true), key(&b, false, false)], 1, Some(2)), [1, 0]);
+        let a = Column::ints(&[2, 1, 2, 0], Some(vec![1, 1, 1, 0]));
+        let b = Column::ints(&[7, 8, 9, 0], None);
+        assert_eq!(select(4, &[a.key(false, false), b.key(true, false)], 0, None), [1, 2, 0, 3]);
+        assert_eq!(select(4, &[a.key(true, true), b.key(false, false)], 0, None), [3, 0, 2, 1]);
+        assert_eq!(select(4, &[a.key(false, true), b.key(false, false)], 1, Some(2)), [1, 0]);
         assert_eq!(select(4, &[], 1, Some(2)), [1, 2]);
         assert!(select(4, &[], 9, Some(2)).is_empty());
-        assert!(select(4, &[key(&b, false, false)], 0, Some(0)).is_empty());
+        assert!(select(4, &[b.key(false, false)], 0, Some(0)).is_empty());
+        assert!(select(0, &[b.key(false, false)], 0, None).is_empty());
+    }
+
+    #[test]
+    fn keys_too_wide_for_one_integer_sort_alike() {
+        let wide = Column::wide(&[i128::MAX, i128::MIN, 0, i128::MIN]);
+        let nulls = Column::ints(&[1, 2, 3, i32::MIN], Some(vec![1, 0, 1, 1]));
+        let all = |keys: &[Key]| select(4, keys, 0, None);
+        assert_eq!(all(&[wide.key(false, false), nulls.key(false, false)]), [3, 1, 2, 0]);
+        assert_eq!(all(&[wide.key(false, false), nulls.key(true, true)]), [1, 3, 2, 0]);
+        assert_eq!(all(&[nulls.key(false, true), wide.key(true, false)]), [1, 3, 0, 2]);
+        assert_eq!(all(&[wide.key(true, false), wide.key(false, false), nulls.key(false, true)]), [0, 2, 1, 3]);
+        let valid = Column { valid: Some(vec![1, 1, 0, 1]), ..Column::wide(&[i128::MAX, i128::MIN, 0, 1]) };
+        assert_eq!(all(&[valid.key(true, true)]), [2, 0, 3, 1]);
+        assert_eq!(all(&[valid.key(false, false)]), [1, 3, 0, 2]);
+    }
+
+    #[test]
+    fn floats_sort_by_total_order() {
+        let values = [1.5, f64::NEG_INFINITY, -0.0, 0.0, f64::NAN];
+        let data = values.iter().flat_map(|v: &f64| v.to_le_bytes()).collect();
+        let column = Column { elem: Elem::F64, data, valid: None };
+        assert_eq!(select(5, &[column.key(false, false)], 0, None), [1, 2, 3, 0, 4]);
+        assert_eq!(select(5, &[column.key(true, false)], 0, None), [4, 0, 3, 2, 1]);
     }
 
     #[test]
     fn partial_selection_agrees_with_a_full_sort() {
         let values: Vec<i32> = (0..5000).map(|i| (i * 7919) % 5003).collect();
-        let a = column(&values, None);
-        let all = select(5000, &[key(&a, true, false)], 0, None);
-        assert!(all.windows(2).all(|w| values[w[0] as usize] > values[w[1] as usize]));
-        for (offset, limit) in [(0, 1), (0, 20), (13, 40), (0, 3000), (4990, 20)] {
-            let some = select(5000, &[key(&a, true, false)], offset, Some(limit));
-            let end = (offset + limit).min(5000) as usize;
-            assert_eq!(some, all[offset as usize..end], "{offset} {limit}");
+        let narrow = Column::ints(&values, None);
+        let wide = Column::wide(&values.iter().map(|v| i128::from(*v) << 110).collect::<Vec<_>>());
+        for column in [narrow, wide] {
+            let all = select(5000, &[column.key(true, false)], 0, None);
+            assert!(all.windows(2).all(|w| values[w[0] as usize] > values[w[1] as usize]));
+            for (offset, limit) in [(0, 1), (0, 20), (13, 40), (0, 3000), (4990, 20)] {
+                let some = select(5000, &[column.key(true, false)], offset, Some(limit));
+                let end = (offset + limit).min(5000) as usize;
+                assert_eq!(some, all[offset as usize..end], "{offset} {limit}");
+            }
         }
     }
 
     #[test]
     fn ranks_follow_text_order() {
-        assert_eq!(ranks(&[Some("b"), Some("a"), None, Some("b")]), [Some(1), Some(0), None, Some(1)]);
+        let texts = [Some("same b"), Some("same a, long"), None, Some("same b"), Some("same"), Some("same a, lo")];
+        let ranks = Ranks::new(&texts);
+        let column = ranks.column();
+        let got: Vec<_> = (0..texts.len()).map(|r| column.is_valid(r).then(|| column.order(r))).collect();
+        assert_eq!(got, [Some(3), Some(2), None, Some(3), Some(0), Some(1)]);
+        assert!(Ranks::new(&[]).data.is_empty());
     }
 }

@@ -17,7 +17,8 @@ pub(super) const DRIVER_WITH_FUNCTION_CALLS: i32 = 12_040;
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub(super) handle: sys::CUfunction,
-    /// Number of parameters, where the driver tells it.
+    /// Number of parameters, where the driver tells it. It does so by refusing to describe the one behind
+    /// the last, which a memory checker would report.
     pub(super) args: Option<usize>,
 }
 
@@ -25,7 +26,10 @@ pub(super) struct CudaModule {
     handle: sys::CUmodule,
     /// Keeps the context alive, and says how to unload.
     context: Arc<CudaContext>,
-    driver: i32,
+    /// Whether the driver is asked about kernels, see [`Function::args`].
+    asks: bool,
+    /// Whether the driver loads kernels ahead of their first launch.
+    loads: bool,
     functions: Mutex<HashMap<String, Function>>,
 }
 
@@ -48,7 +52,8 @@ impl CudaModule {
         Ok(CudaModule {
             handle,
             context: gpu.context.clone(),
-            driver: gpu.driver,
+            asks: gpu.driver >= DRIVER_WITH_FUNCTION_CALLS && !gpu.sanitize,
+            loads: gpu.driver >= DRIVER_WITH_FUNCTION_CALLS,
             functions: Mutex::default(),
         })
     }
@@ -61,12 +66,11 @@ impl CudaModule {
         let symbol = CString::new(name).map_err(|_| DriverError(CUresult::CUDA_ERROR_NOT_FOUND))?;
         // SAFETY: the module is loaded.
         let handle = unsafe { result::module::get_function(self.handle, symbol) }?;
-        let mut args = None;
-        if self.driver >= DRIVER_WITH_FUNCTION_CALLS {
+        if self.loads {
             // SAFETY: the function is valid, and this driver has the call.
             unsafe { sys::cuFuncLoad(handle) }.result()?;
-            args = Some((0..).take_while(|k| has_parameter(handle, *k)).count());
         }
+        let args = self.asks.then(|| (0..).take_while(|k| has_parameter(handle, *k)).count());
         let function = Function { handle, args };
         functions.insert(name.to_owned(), function);
         Ok(function)

@@ -8,8 +8,10 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 
 /// Bytes of each of the two pinned buffers that uploads go through.
 const STAGING_BYTES: usize = 32 << 20;
-/// Downloads of up to this many bytes go through pinned memory, too.
-const SMALL_BYTES: usize = 64 << 10;
+/// Bytes of the pinned buffer that small downloads go through.
+const SMALL_BYTES: usize = 1 << 20;
+/// Alignment within that buffer.
+const SMALL_ALIGN: usize = 64;
 
 /// Pinned memory that transfers go through: two buffers for uploads, used in turn, and one for small
 /// downloads.
@@ -64,20 +66,37 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies from `from`, once all earlier work is finished.
-    pub(super) fn download(&mut self, from: CUdeviceptr, bytes: &mut [u8]) -> Result<(), DriverError> {
+    /// Copies each `(from, to)`, once all earlier work is finished.
+    pub(super) fn download(&mut self, pieces: &mut [(CUdeviceptr, &mut [u8])]) -> Result<(), DriverError> {
         let stream = self.stream.cu_stream();
-        let small = bytes.len() <= SMALL_BYTES;
-        // SAFETY: the third part of the staging memory has room for a small download, and only this function,
-        // under the device's lock, uses it; a large one goes to the caller's slice, which outlives the wait
-        // below.
-        unsafe {
-            let pinned = self.base.add(2 * STAGING_BYTES);
-            let to = if small { pinned } else { bytes.as_mut_ptr() };
-            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes.len(), stream).result()?;
-            result::stream::synchronize(stream)?;
-            if small {
-                std::ptr::copy_nonoverlapping(pinned, bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: the third part of the staging memory, which starts here, has room for `SMALL_BYTES`.
+        let pinned = unsafe { self.base.add(2 * STAGING_BYTES) };
+        let mut used = 0;
+        let mut issue = |from: CUdeviceptr, bytes: &mut [u8]| {
+            let at = (used + bytes.len() <= SMALL_BYTES).then_some(used);
+            if let Some(at) = at {
+                used = (at + bytes.len()).next_multiple_of(SMALL_ALIGN);
+            }
+            // SAFETY: only this function, under the device's lock, uses that part of the staging memory, and
+            // the piece lies within it; one that has no room goes to the caller's slice, which outlives the
+            // wait below.
+            unsafe {
+                let to = at.map_or(bytes.as_mut_ptr(), |at| pinned.add(at));
+                sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes.len(), stream).result()?;
+            }
+            Ok(at)
+        };
+        let issued: Result<Vec<Option<usize>>, DriverError> =
+            pieces.iter_mut().map(|(from, bytes)| issue(*from, bytes)).collect();
+        // Even after a failure, for transfers into the caller's slices may be on their way.
+        // SAFETY: the stream is alive.
+        let finished = unsafe { result::stream::synchronize(stream) };
+        let places = issued?;
+        finished?;
+        for (place, (_, bytes)) in places.into_iter().zip(pieces) {
+            if let Some(at) = place {
+                // SAFETY: the transfer into these bytes of the staging memory is finished.
+                bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(pinned.add(at), bytes.len()) });
             }
         }
         Ok(())
