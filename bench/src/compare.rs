@@ -61,7 +61,7 @@ mod tests {
         ]
     }"#;
     const B: &str = r#"{
-        "devices": [{ "model": "a GPU" }, { "model": "a GPU" }],
+        "devices": [{ "name": "cuda:0", "model": "a GPU" }, { "name": "cuda:1", "model": "a GPU" }],
         "data": "sf1", "scale_factor": null, "mode": "stream", "repeat": 1, "queries": [
             { "query": "q02", "check": "none", "exec_ms_median": 8.0, "fallback": null },
             { "query": "q01", "check": "passed", "exec_ms_median": 10.0, "fallback": null },
@@ -93,9 +93,9 @@ mod tests {
                 ["total of 2/5", "34.00", "18.00", "1.89"],
             ]
         );
-        let a = "A: sf1 (scale factor 1), 1 x a processor, resident, 3 timed runs a query\n";
+        let a = "A: sf1 (scale factor 1), host x1 (a processor), resident, 3 timed runs a query\n";
         assert!(text.starts_with(a), "{text}");
-        assert!(text.contains("B: sf1, 2 x a GPU, stream, 1 timed run a query\n"), "{text}");
+        assert!(text.contains("B: sf1, cuda x2 (a GPU), stream, 1 timed run a query\n"), "{text}");
     }
 
     #[test]

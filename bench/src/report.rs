@@ -27,6 +27,8 @@ pub struct Report {
 /// A device.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Device {
+    /// Kind and number, such as `cuda:0`.
+    pub name: String,
     /// The hardware.
     pub model: String,
 }
@@ -67,10 +69,16 @@ impl Report {
     /// What was measured, in one line: data, devices, mode and number of runs.
     pub fn conditions(&self) -> String {
         let scale = self.scale_factor.map(|scale| format!(" (scale factor {scale})")).unwrap_or_default();
-        let model = self.devices.first().map_or("no device", |device| &device.model);
+        let devices = self.devices.first().map_or_else(
+            || "no device".to_owned(),
+            |Device { name, model }| {
+                let kind = name.split(':').next().unwrap_or_default();
+                format!("{kind} x{} ({model})", self.devices.len())
+            },
+        );
         let runs = if self.repeat == 1 { "run" } else { "runs" };
-        let Report { data, mode, repeat, devices, .. } = self;
-        format!("{data}{scale}, {} x {model}, {mode}, {repeat} timed {runs} a query", devices.len())
+        let Report { data, mode, repeat, .. } = self;
+        format!("{data}{scale}, {devices}, {mode}, {repeat} timed {runs} a query")
     }
 }
 

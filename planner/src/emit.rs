@@ -78,7 +78,7 @@ pub(crate) struct Emitter<'a> {
     dictionaries: IndexMap<(usize, usize), (Pipe, Vec<(String, String)>)>,
     /// Aggregates and build sides that exist already, by what they compute.
     pub(crate) states: HashMap<String, crate::aggregate::AggState>,
-    pub(crate) lookups: HashMap<String, crate::join::Lookup>,
+    pub(crate) lookups: HashMap<String, (crate::join::Lookup, Vec<crate::pipe::Dependency>)>,
     /// The state that may be divided by key, once all phases are known.
     pub(crate) shard: Option<Shard>,
     /// Hash aggregates: name, estimated groups, buffers.

@@ -84,7 +84,6 @@ impl Emitter<'_> {
         {
             return Ok(built);
         }
-        let identity = format!("{:?} {keys:?} {payload:?} {:?} {}", join.right, join.kind, join.filter.is_empty());
         let key_columns: Option<Vec<ColId>> = keys
             .iter()
             .map(|k| match k.kind {
@@ -98,31 +97,33 @@ impl Emitter<'_> {
             && keys.len() == 1;
         // One unique key of a dense domain decides; the other equalities are checked on the payload.
         let mut by = None;
-        let mut assumes = Vec::new();
+        let mut by_unique = None;
         if join.kind != JoinKind::Full && key_columns.len() == keys.len() {
             for (k, id) in key_columns.iter().enumerate() {
                 let dense = self.dense(join, *id, exists);
                 let unique = self.estimate(|o| o.unique(&join.right, &BTreeSet::from([*id])));
-                match (dense, exists, unique) {
-                    (true, true, _) => by = Some(k),
-                    (true, false, Some(texts)) => {
-                        by = Some(k);
-                        assumes = texts;
-                    }
-                    _ => continue,
+                if dense && (exists || unique.is_some()) {
+                    by = Some(k);
+                    by_unique = unique;
+                    break;
                 }
-                break;
             }
         }
-        let cached = self.lookups.get(&identity).cloned();
-        if let (Some(lookup), true) = (&cached, exists && !join.null_aware) {
-            return Ok(Built { lookup: lookup.clone(), by, dependencies: vec![], not_in: None });
+        // A bitmap serves every join that needs no more of the same rows; one of unique keys inner joins, too.
+        let bare = by.is_some() && keys.len() == 1 && payload.iter().all(|id| key_columns.contains(id));
+        let identity = format!("{:?} {keys:?} {}", join.right, by_unique.is_some());
+        if bare
+            && !join.null_aware
+            && let Some((lookup, dependencies)) = self.lookups.get(&identity)
+        {
+            let (lookup, dependencies) = (lookup.clone(), dependencies.clone());
+            return Ok(Built { lookup, by, dependencies, not_in: None });
         }
         match by {
             Some(k) => {
-                let built = self.build_direct(join, k, &key_columns, payload, exists, assumes)?;
-                if exists && !join.null_aware {
-                    self.lookups.insert(identity, built.lookup.clone());
+                let built = self.build_direct(join, k, &key_columns, payload, by_unique)?;
+                if bare && !join.null_aware {
+                    self.lookups.insert(identity, (built.lookup.clone(), built.dependencies.clone()));
                 }
                 Ok(built)
             }
@@ -197,8 +198,7 @@ impl Emitter<'_> {
         by: usize,
         keys: &[ColId],
         mut payload: BTreeSet<ColId>,
-        exists: bool,
-        assumes: Vec<String>,
+        unique: Option<Vec<String>>,
     ) -> Result<Built, Fault> {
         let key = keys[by];
         payload.extend(keys.iter().enumerate().filter(|(k, _)| *k != by).map(|(_, id)| *id));
@@ -225,7 +225,9 @@ impl Emitter<'_> {
         );
         let mut writes = vec![bits.clone()];
         let mut stored = self.payload(&mut pipes, &name, &payload, &keys_len, Start::Zero, Reduce::Or, &mut writes)?;
-        let checked = !exists && !assumes.is_empty();
+        let is_unique = unique.is_some();
+        let assumes = unique.unwrap_or_default();
+        let checked = !assumes.is_empty();
         let count = checked.then(|| {
             let count = self.declare(format!("{name}_count"), Elem::U64, "1", Start::Zero, Reduce::Sum);
             writes.push(count.clone());
@@ -289,7 +291,7 @@ impl Emitter<'_> {
             // The key itself is recomputed from its place; see `probe`.
             stored.remove(&key);
         }
-        if !exists {
+        if is_unique {
             dependencies.push((BTreeSet::from([key]), join.right.outputs()));
         }
         let lookup = Lookup::Direct { name, domain, payload: stored };

@@ -42,6 +42,7 @@ impl Order<'_> {
             Rel::Scan { .. } | Rel::Once => rel,
             Rel::Map { input, defs } => self.order(*input).mapped(defs),
             Rel::Aggregate(agg) => {
+                let agg = self.aggregate_early(agg);
                 Rel::Aggregate(Aggregate { input: Box::new(self.order(*agg.input)), ..agg })
             }
             Rel::Filter { .. } | Rel::Join(_) if has_inner_join(&rel) => {
@@ -52,6 +53,7 @@ impl Order<'_> {
             Rel::Filter { input, predicates } => self.order(*input).filtered(predicates),
             Rel::Join(join) => {
                 let join = self.min_max(join);
+                let join = self.reduce_by_left(join);
                 let left = Box::new(self.order(*join.left));
                 let right = Box::new(self.order(*join.right));
                 Rel::Join(Join { left, right, ..join })
@@ -216,8 +218,89 @@ impl Order<'_> {
     }
 
     fn semi(&mut self, left: Rel, semi: Join) -> Rel {
+        let semi = self.reduce_by_left(Join { left: Box::new(left), ..semi });
         let right = Box::new(self.order(*semi.right));
-        Rel::Join(Join { left: Box::new(left), right, ..semi })
+        Rel::Join(Join { right, ..semi })
+    }
+
+    /// An aggregate whose arguments all come from the optional side of a left join is computed there first, per
+    /// join key: then every left row meets at most one row.
+    fn aggregate_early(&mut self, mut agg: Aggregate) -> Aggregate {
+        let Rel::Join(join) = &mut *agg.input else { return agg };
+        let right = join.right.outputs();
+        let from_right = |a: &Acc| a.arg.as_ref().is_some_and(|e| {
+            let columns = e.columns();
+            !columns.is_empty() && columns.is_subset(&right)
+        });
+        let keys: Option<Vec<ColId>> = join
+            .on
+            .iter()
+            .map(|(_, r)| match r.kind {
+                Kind::Col(id) => Some(id),
+                _ => None,
+            })
+            .collect();
+        let Some(keys) = keys.filter(|k| !k.is_empty()) else { return agg };
+        let applies = join.kind == JoinKind::Left
+            && join.filter.is_empty()
+            && !agg.accs.is_empty()
+            && agg.accs.iter().all(from_right)
+            && agg.keys.iter().all(|k| !right.contains(k))
+            && self.unique(&join.right, &keys.iter().copied().collect()).is_none();
+        if !applies {
+            return agg;
+        }
+        let mut partial = Vec::new();
+        for acc in &mut agg.accs {
+            self.columns.push(self.columns[acc.id].clone());
+            let id = self.columns.len() - 1;
+            partial.push(Acc { id, ..acc.clone() });
+            acc.arg = Some(Expr::col(id, self.columns[id].ty));
+            if acc.func == AccFn::Count {
+                acc.func = AccFn::Sum;
+            }
+        }
+        let name = self.columns[keys[0]].name.clone();
+        self.notes.push(format!("aggregate computed below the left join, per {name}"));
+        let input = std::mem::replace(&mut join.right, Box::new(Rel::Once));
+        *join.right = Rel::Aggregate(Aggregate { input, keys, accs: partial });
+        agg
+    }
+
+    /// Where the right side is an aggregate joined on its group key, groups that no left row asks for need not be
+    /// computed: a selective left side becomes a semi-join below the aggregate.
+    fn reduce_by_left(&mut self, mut join: Join) -> Join {
+        let Some(agg) = innermost_aggregate(&join.right) else { return join };
+        if join.kind == JoinKind::Full {
+            return join;
+        }
+        let mut best: Option<(f64, ColId, ColId, Rel)> = None;
+        for (l, r) in &join.on {
+            let (Kind::Col(l), Kind::Col(r)) = (&l.kind, &r.kind) else { continue };
+            if !agg.keys.contains(r) {
+                continue;
+            }
+            let Some(source) = provider(&join.left, *l) else { continue };
+            let fraction = self.rows(source) / self.base_rows(source).max(1.0);
+            if fraction < 0.5 && best.as_ref().is_none_or(|b| fraction < b.0) {
+                best = Some((fraction, *l, *r, source.clone()));
+            }
+        }
+        if let Some((_, l, r, source)) = best {
+            self.note_reduction(r);
+            let on = vec![(self.column(r), self.column(l))];
+            *join.right = below_aggregate(*join.right, &mut |input| semi_join(input, source.clone(), on.clone()));
+        }
+        join
+    }
+
+    fn column(&self, id: ColId) -> Expr {
+        Expr::col(id, self.columns[id].ty)
+    }
+
+    fn note_reduction(&mut self, key: ColId) {
+        let name = &self.columns[key].name;
+        self.notes.push(format!("semi-join on {name} pushed below the aggregate that is joined on it"));
     }
 
     fn tree(&mut self, leaves: &[Rel], classes: &[BTreeSet<ColId>], owner: &BTreeMap<ColId, usize>) -> Tree {
@@ -291,14 +374,14 @@ impl Order<'_> {
         let children: Vec<usize> = (0..tree.parent.len()).filter(|c| tree.parent[*c] == Some(node)).collect();
         let (early, late): (Vec<usize>, Vec<usize>) = children.into_iter().partition(|c| !tree.late.contains(c));
         for child in early {
-            self.reduce(child, node, graph);
+            self.reduce(child, graph);
             let (rel, covered) = self.place(child, tree, graph);
             let fraction = self.rows(&rel) / self.base_rows(&graph.leaves[child]).max(1.0);
             steps.push((fraction, Step::Child(rel, covered)));
         }
         steps.sort_by(|a, b| a.0.total_cmp(&b.0));
         for child in tree.late.iter().filter(|c| late.contains(c)) {
-            self.reduce(*child, node, graph);
+            self.reduce(*child, graph);
             let (rel, covered) = self.place(*child, tree, graph);
             steps.push((2.0, Step::Child(rel, covered)));
         }
@@ -332,42 +415,50 @@ impl Order<'_> {
         (rel, covered)
     }
 
-    /// Pushes a semi-join with a selective neighbour below an aggregate that is joined on its group key: groups
-    /// that no row will ask for need not be computed.
-    fn reduce(&mut self, child: usize, parent: usize, graph: &mut Graph) {
+    /// Reduces a build side by a selective neighbour that it must agree with on a column: rows, or groups if it
+    /// is an aggregate, that no row of the result can come from need not be built.
+    fn reduce(&mut self, child: usize, graph: &mut Graph) {
         let leaf = graph.leaves[child].clone();
-        let Some(agg) = innermost_aggregate(&leaf) else { return };
+        let agg = innermost_aggregate(&leaf);
+        let candidates: Vec<ColId> = match agg {
+            Some(agg) => agg.keys.clone(),
+            // A dense unique key costs less to build than to probe.
+            None => {
+                let classes = graph.classes.iter().flatten().copied();
+                classes.filter(|c| graph.owner.get(c) == Some(&child)).collect()
+            }
+        };
         let mut best: Option<(f64, usize, ColId, ColId)> = None;
-        for key in &agg.keys {
-            let Some(class) = graph.classes.iter().find(|c| c.contains(key)) else { continue };
+        for key in candidates {
+            if agg.is_none() && self.unique(&leaf, &BTreeSet::from([key])).is_some() {
+                return;
+            }
+            let Some(class) = graph.classes.iter().find(|c| c.contains(&key)) else { continue };
             for member in class {
-                let Some(&leaf) = graph.owner.get(member) else { continue };
-                if leaf == child || innermost_aggregate(&graph.leaves[leaf]).is_some() {
+                let Some(&other) = graph.owner.get(member) else { continue };
+                let other_leaf = &graph.leaves[other];
+                if other == child || innermost_aggregate(other_leaf).is_some() {
                     continue;
                 }
-                let fraction =
-                    self.rows(&graph.leaves[leaf]) / self.base_rows(&graph.leaves[leaf]).max(1.0);
-                if fraction < 0.5 && best.is_none_or(|b| fraction < b.0) {
-                    best = Some((fraction, leaf, *key, *member));
+                let fraction = self.rows(other_leaf) / self.base_rows(other_leaf).max(1.0);
+                // A neighbour that is large itself is no cheap filter.
+                let cheap = agg.is_some() || self.base_rows(other_leaf) < self.base_rows(&leaf);
+                if fraction < 0.5 && cheap && best.is_none_or(|b| fraction < b.0) {
+                    best = Some((fraction, other, key, *member));
                 }
             }
         }
-        let _ = parent;
         let Some((_, reducer, key, member)) = best else { return };
         let right = graph.leaves[reducer].clone();
-        let name = self.columns[key].name.clone();
-        self.notes.push(format!("semi-join on {name} pushed below the aggregate that is joined on it"));
-        let (ty, member_ty) = (self.columns[key].ty, self.columns[member].ty);
-        graph.leaves[child] = below_aggregate(leaf, &mut |input| {
-            Rel::Join(Join {
-                kind: JoinKind::Semi,
-                left: Box::new(input),
-                right: Box::new(right.clone()),
-                on: vec![(Expr::col(key, ty), Expr::col(member, member_ty))],
-                filter: vec![],
-                null_aware: false,
-            })
-        });
+        let on = vec![(self.column(key), self.column(member))];
+        if agg.is_some() {
+            self.note_reduction(key);
+            graph.leaves[child] = below_aggregate(leaf, &mut |input| semi_join(input, right.clone(), on.clone()));
+        } else {
+            let name = &self.columns[key].name;
+            self.notes.push(format!("build side reduced by a semi-join on {name}"));
+            graph.leaves[child] = semi_join(leaf, right, on);
+        }
     }
 
     fn semi_fraction(&mut self, semi: &Join) -> f64 {
@@ -584,6 +675,24 @@ fn innermost_aggregate(rel: &Rel) -> Option<&Aggregate> {
         Rel::Filter { input, .. } | Rel::Map { input, .. } => innermost_aggregate(input),
         _ => None,
     }
+}
+
+/// The part of `rel` that a column comes from: with its own filters and semi-joins, without the relations that
+/// are joined to it.
+fn provider(rel: &Rel, id: ColId) -> Option<&Rel> {
+    match rel {
+        Rel::Join(join) if matches!(join.kind, JoinKind::Inner | JoinKind::Left | JoinKind::Full) => {
+            let side = if join.left.outputs().contains(&id) { &join.left } else { &join.right };
+            provider(side, id)
+        }
+        Rel::Filter { input, .. } | Rel::Map { input, .. } if has_inner_join(input) => provider(input, id),
+        _ => rel.outputs().contains(&id).then_some(rel),
+    }
+}
+
+fn semi_join(left: Rel, right: Rel, on: Vec<(Expr, Expr)>) -> Rel {
+    let (left, right) = (Box::new(left), Box::new(right));
+    Rel::Join(Join { kind: JoinKind::Semi, left, right, on, filter: vec![], null_aware: false })
 }
 
 fn below_aggregate(rel: Rel, wrap: &mut dyn FnMut(Rel) -> Rel) -> Rel {

@@ -16,7 +16,6 @@ use crate::device::{Device, DeviceKind, DeviceSpec, open_devices};
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
 use crate::exec::program::Program;
-use crate::exec::result;
 use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, run};
 use crate::table::DataSet;
 
@@ -76,10 +75,11 @@ pub struct Prepared {
     denied: Vec<String>,
     program: Program,
     explain: String,
+    /// None until loaded. Before the workers, whose memory and code it may refer to, so that it is dropped
+    /// first.
+    setup: Option<Setup>,
     workers: Vec<Worker>,
     facts: Facts,
-    /// None until loaded.
-    setup: Option<Setup>,
     prepare_ms: f64,
     load_ms: f64,
 }
@@ -94,7 +94,7 @@ pub struct Execution {
     pub exec_ms: f64,
     /// Rows that the host's ordering and limiting began with.
     pub finish_rows: u64,
-    /// The host's part of `exec_ms`.
+    /// The part of `exec_ms` after what orders the rows has come to the host.
     pub finish_ms: f64,
     /// Table rows that each device streamed over, all phases together.
     pub rows_per_device: Vec<u64>,
@@ -308,7 +308,7 @@ impl Session {
             let program = &prepared.program;
             let values: Vec<ParamWord> =
                 dkb_planner::bind(&program.plan, params)?.into_iter().map(word).collect();
-            let Some(setup) = &prepared.setup else {
+            let Some(setup) = &mut prepared.setup else {
                 return Err(Error::Execution("a query that was loaded has no sizes".to_owned()));
             };
             let parts = setup.parts;
@@ -329,18 +329,16 @@ impl Session {
                         continue;
                     }
                 };
-            let finish_started = Instant::now();
-            let batch = result::finish(&program.plan, store, &output.columns, output.rows)?;
-            let (exec_ms, finish_ms) = (spent_ms + ms(started), ms(finish_started));
+            let exec_ms = spent_ms + ms(started);
             if least > 1 {
                 // The next run may need fewer parts: what this one learned is not kept.
                 prepared.setup = None;
             }
             return Ok(Execution {
-                batch,
+                batch: output.answer.batch,
                 exec_ms,
-                finish_rows: output.rows as u64,
-                finish_ms,
+                finish_rows: output.answer.rows as u64,
+                finish_ms: output.answer.finish_ms,
                 rows_per_device: output.rows_per_device,
                 launches: output.tally.launches,
                 reruns: output.reruns,

@@ -45,34 +45,59 @@ struct Field<'a> {
     bits: u32,
 }
 
-impl<'a> Field<'a> {
-    fn new(key: Key<'a>, rows: usize) -> Field<'a> {
-        let mut bounds: Option<(i128, i128)> = None;
-        key.column.orders(0..rows, |row, value| {
-            if key.column.is_valid(row) {
-                bounds = Some(bounds.map_or((value, value), |(low, high)| (low.min(value), high.max(value))));
+/// An integer that keys are packed into.
+trait Word: Copy + Default {
+    /// The lower bits.
+    fn of(bits: u128) -> Self;
+    /// Puts `code` behind what is there, as its lowest `bits` bits.
+    fn append(self, bits: u32, code: Self) -> Self;
+}
+
+macro_rules! word {
+    ($ty:ty) => {
+        impl Word for $ty {
+            fn of(bits: u128) -> Self {
+                bits as $ty
             }
-        });
-        let bounds = bounds.unwrap_or_default();
+
+            fn append(self, bits: u32, code: Self) -> Self {
+                self.checked_shl(bits).unwrap_or(0) | code
+            }
+        }
+    };
+}
+
+word!(u64);
+word!(u128);
+
+impl<'a> Field<'a> {
+    fn new(mut key: Key<'a>) -> Field<'a> {
         let null_bit = key.column.valid.is_some_and(|v| v.contains(&0));
+        key.column.valid = key.column.valid.filter(|_| null_bit);
+        let bounds = key.column.bounds().unwrap_or_default();
         let bits = u128::BITS - (bounds.1.wrapping_sub(bounds.0) as u128).leading_zeros();
         Field { key, bounds, null_bit, bits: bits + u32::from(null_bit) }
     }
 
-    /// Appends the key to the packed keys of these rows, as their lowest bits.
-    fn append(&self, rows: Range<usize>, packed: &mut [u128]) {
-        let (column, first, (low, high)) = (&self.key.column, rows.start, self.bounds);
-        let null_at = if self.null_bit { self.bits - 1 } else { 0 };
-        let (null, valid) = match (self.null_bit, self.key.nulls_first) {
-            (false, _) => (0, 0),
-            (true, true) => (0, 1u128 << null_at),
-            (true, false) => (1u128 << null_at, 0),
+    /// Appends the key to the packed keys of these rows. There is room for it.
+    fn append<T: Word>(&self, rows: Range<usize>, packed: &mut [T]) {
+        let (column, first, bits, (low, high)) = (&self.key.column, rows.start, self.bits, self.bounds);
+        let distance = |value: i128| match self.key.descending {
+            true => high.wrapping_sub(value) as u128,
+            false => value.wrapping_sub(low) as u128,
         };
+        if !self.null_bit {
+            return column.orders(rows, |row, value| {
+                let packed = &mut packed[row - first];
+                *packed = packed.append(bits, T::of(distance(value)));
+            });
+        }
+        let top = 1 << (bits - 1);
+        let (null, valid) = if self.key.nulls_first { (0, top) } else { (top, 0) };
         column.orders(rows, |row, value| {
-            let distance = if self.key.descending { high.wrapping_sub(value) } else { value.wrapping_sub(low) };
-            let code = if column.is_valid(row) { valid | distance as u128 } else { null };
+            let code = if column.is_valid(row) { valid | distance(value) } else { null };
             let packed = &mut packed[row - first];
-            *packed = packed.checked_shl(self.bits).unwrap_or(0) | code;
+            *packed = packed.append(bits, T::of(code));
         });
     }
 }
@@ -84,11 +109,11 @@ pub(crate) fn select(rows: usize, keys: &[Key], offset: u64, limit: Option<u64>)
     if keys.is_empty() {
         return (wanted.start as u32..wanted.end as u32).collect();
     }
-    let fields: Vec<Field> = keys.iter().map(|key| Field::new(*key, rows)).collect();
+    let fields: Vec<Field> = keys.iter().map(|key| Field::new(*key)).collect();
     let row_bits = usize::BITS - rows.leading_zeros();
     let bits = fields.iter().map(|f| f.bits).sum::<u32>();
     let sorted: Vec<u32> = if bits + row_bits <= u64::BITS {
-        let item = |packed: u128, row: usize| (packed as u64) << row_bits | row as u64;
+        let item = |packed: u64, row: usize| packed << row_bits | row as u64;
         let items = smallest(rows, wanted.end, &fields, item, u64::cmp);
         items.into_iter().map(|item| (item & ((1 << row_bits) - 1)) as u32).collect()
     } else {
@@ -115,11 +140,11 @@ pub(crate) fn range(rows: usize, offset: u64, limit: Option<u64>) -> Range<usize
 }
 
 /// The `keep` smallest of the rows' items, sorted.
-fn smallest<T: Copy>(
+fn smallest<P: Word, T: Copy>(
     rows: usize,
     keep: usize,
     fields: &[Field],
-    item: impl Fn(u128, usize) -> T,
+    item: impl Fn(P, usize) -> T,
     compare: impl Fn(&T, &T) -> Ordering,
 ) -> Vec<T> {
     let cut = |items: &mut Vec<T>| {
@@ -134,7 +159,7 @@ fn smallest<T: Copy>(
     let mut worst: Option<T> = None;
     for start in (0..rows).step_by(BLOCK_ROWS) {
         let block = start..(start + BLOCK_ROWS).min(rows);
-        let mut packed = [0; BLOCK_ROWS];
+        let mut packed = [P::default(); BLOCK_ROWS];
         fields.iter().for_each(|field| field.append(block.clone(), &mut packed));
         for (row, packed) in block.zip(packed) {
             let item = item(packed, row);

@@ -4,6 +4,7 @@
 //! * `buffers`: sizes, and where buffers lie;
 //! * `columns`: tables' columns on devices, resident or streamed;
 //! * `schedule`: phases, launches, reruns;
+//! * `replay`: runs that issue what an earlier one did;
 //! * `reduce`: what happens between devices when a phase ends;
 //! * `result` and `finish`: from buffers to an Arrow batch.
 //!
@@ -15,6 +16,7 @@ pub(crate) mod columns;
 pub(crate) mod finish;
 pub(crate) mod program;
 mod reduce;
+mod replay;
 pub(crate) mod result;
 pub(crate) mod schedule;
 #[cfg(test)]

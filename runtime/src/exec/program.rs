@@ -78,6 +78,8 @@ pub(crate) struct Program {
     /// By size: the buffer that counts its rows.
     pub(crate) counters: Vec<Option<usize>>,
     pub(crate) shard: Option<ShardSteps>,
+    /// By column of the result: the buffers of its values and of their validity.
+    pub(crate) result: Vec<(usize, Option<usize>)>,
     /// By buffer: whether the result or its row count is read from it.
     pub(crate) in_result: Vec<bool>,
     /// Whether the last phase appends to the result and nothing reduces it.
@@ -121,10 +123,13 @@ impl Program {
             .map(|s| s.counter.as_ref().map(|c| lower.buffer(c)).transpose())
             .collect::<Result<_, _>>()?;
 
+        let columns = plan.result.columns.iter();
+        let result: Vec<(usize, Option<usize>)> = columns
+            .map(|c| Ok((lower.buffer(&c.from)?, c.valid.as_ref().map(|v| lower.buffer(v)).transpose()?)))
+            .collect::<Result<_, CheckError>>()?;
         let mut in_result = vec![false; plan.buffers.len()];
         let mut rows_may_differ = true;
-        for name in plan.result.columns.iter().flat_map(|c| std::iter::once(&c.from).chain(&c.valid)) {
-            let at = lower.buffer(name)?;
+        for at in result.iter().flat_map(|(values, valid)| std::iter::once(*values).chain(*valid)) {
             in_result[at] = true;
             rows_may_differ &= matches!(plan.buffers[at].reduce, Reduce::None | Reduce::Concat);
         }
@@ -154,7 +159,18 @@ impl Program {
 
         let (columns, dicts) = (lower.columns, lower.dicts);
         let params = params_layout(&plan);
-        Ok(Program { params, steps, columns, dicts, counters, shard, in_result, rows_may_differ, plan })
+        Ok(Program {
+            params,
+            steps,
+            columns,
+            dicts,
+            counters,
+            shard,
+            result,
+            in_result,
+            rows_may_differ,
+            plan,
+        })
     }
 
     /// Whether the result is the rows of all devices, one after another, rather than the root's.

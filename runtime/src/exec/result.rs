@@ -1,207 +1,381 @@
 //! From result buffers to an Arrow batch: download, [`finish`](super::finish), conversion.
+//!
+//! What orders the rows is downloaded first, and of all else only the rows that are kept.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::{
     Array, ArrayRef, BooleanArray, Date32Array, Decimal128Array, Float32Array, Float64Array, Int8Array,
     Int16Array, Int32Array, Int64Array, StringArray, StringViewArray, TimestampMicrosecondArray,
 };
-use arrow::buffer::NullBuffer;
+use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer};
 use arrow::datatypes::{Field, Schema};
 use arrow::record_batch::RecordBatch;
-use dkb_kernels::{Elem, Plan, ResultColumn, SqlType};
+use dkb_kernels::{Elem, ResultColumn, SqlType};
 
 use super::Error;
-use super::buffers::Use;
+use super::buffers::{Slab, Use, sanitizing};
 use super::columns::Store;
-use super::finish::{Key, ranks, select};
-use super::schedule::{Machine, Status, Worker};
+use super::finish::{Key, Ranks, range, select};
+use super::schedule::{Copies, Machine, Worker};
+use crate::device::Download;
 
-/// A slab of result columns up to this size is downloaded at once.
+/// A slab of result columns up to this size is downloaded before its rows are counted.
 const WHOLE_SLAB_BYTES: usize = 64 << 10;
+/// A result of up to this many bytes is downloaded at once, though its limit may drop rows.
+const WHOLE_RESULT_BYTES: usize = 512 << 10;
+/// Copying a row by itself takes as long as so many bytes of a longer copy.
+const ROW_COPY_BYTES: usize = 16 << 10;
 
 /// A result column as the device left it.
-pub(crate) struct RawColumn {
+#[derive(Clone, Copy)]
+pub(crate) struct RawColumn<'a> {
     pub(crate) elem: Elem,
     /// Little-endian values, codes or row numbers.
-    pub(crate) data: Vec<u8>,
+    pub(crate) data: &'a [u8],
     /// A byte a row, zero for NULL.
-    pub(crate) valid: Option<Vec<u8>>,
+    pub(crate) valid: Option<&'a [u8]>,
 }
 
-impl RawColumn {
+impl RawColumn<'_> {
     /// Whether a row is not NULL.
     pub(crate) fn is_valid(&self, row: usize) -> bool {
-        self.valid.as_ref().is_none_or(|v| v[row] != 0)
+        self.valid.is_none_or(|v| v[row] != 0)
     }
 
-    fn bytes<const N: usize>(&self, row: usize) -> [u8; N] {
-        self.data[row * N..].first_chunk().copied().unwrap_or([0; N])
-    }
-
-    /// The value as an integer; for f64 its bits.
-    fn int(&self, row: usize) -> i128 {
-        match self.elem {
-            Elem::U8 => u8::from_le_bytes(self.bytes(row)).into(),
-            Elem::U16 => u16::from_le_bytes(self.bytes(row)).into(),
-            Elem::U32 => u32::from_le_bytes(self.bytes(row)).into(),
-            Elem::U64 | Elem::F64 => u64::from_le_bytes(self.bytes(row)).into(),
-            Elem::I8 => i8::from_le_bytes(self.bytes(row)).into(),
-            Elem::I16 => i16::from_le_bytes(self.bytes(row)).into(),
-            Elem::I32 => i32::from_le_bytes(self.bytes(row)).into(),
-            Elem::I64 => i64::from_le_bytes(self.bytes(row)).into(),
-            Elem::I128 => i128::from_le_bytes(self.bytes(row)),
+    /// Calls `each` with rows and what `from` makes of their bytes.
+    fn each<const N: usize, T>(
+        &self,
+        rows: Range<usize>,
+        from: impl Fn([u8; N]) -> T,
+        mut each: impl FnMut(usize, T),
+    ) {
+        for (row, bytes) in rows.clone().zip(&self.data.as_chunks().0[rows]) {
+            each(row, from(*bytes));
         }
     }
 
-    fn float(&self, row: usize) -> f64 {
+    /// Calls `each` with rows and their values as integers; for f64 their bits.
+    fn ints(&self, rows: Range<usize>, each: impl FnMut(usize, i128)) {
         match self.elem {
-            Elem::F64 => f64::from_le_bytes(self.bytes(row)),
-            _ => self.int(row) as f64,
+            Elem::U8 => self.each(rows, |b| u8::from_le_bytes(b).into(), each),
+            Elem::U16 => self.each(rows, |b| u16::from_le_bytes(b).into(), each),
+            Elem::U32 => self.each(rows, |b| u32::from_le_bytes(b).into(), each),
+            Elem::U64 | Elem::F64 => self.each(rows, |b| u64::from_le_bytes(b).into(), each),
+            Elem::I8 => self.each(rows, |b| i8::from_le_bytes(b).into(), each),
+            Elem::I16 => self.each(rows, |b| i16::from_le_bytes(b).into(), each),
+            Elem::I32 => self.each(rows, |b| i32::from_le_bytes(b).into(), each),
+            Elem::I64 => self.each(rows, |b| i64::from_le_bytes(b).into(), each),
+            Elem::I128 => self.each(rows, i128::from_le_bytes, each),
         }
     }
 
-    /// An integer that orders as the value does, floats by IEEE 754's total order.
+    /// Calls `each` with rows and integers that order as the values do, floats by IEEE 754's total order.
+    pub(crate) fn orders(&self, rows: Range<usize>, mut each: impl FnMut(usize, i128)) {
+        match self.elem {
+            Elem::F64 => self.each(rows, float_order, |row, order| each(row, order.into())),
+            _ => self.ints(rows, each),
+        }
+    }
+
+    /// The smallest and the largest of [`Self::orders`] that are not NULL.
+    pub(crate) fn bounds(&self) -> Option<(i128, i128)> {
+        match self.elem {
+            Elem::U8 => self.typed_bounds(u8::from_le_bytes),
+            Elem::U16 => self.typed_bounds(u16::from_le_bytes),
+            Elem::U32 => self.typed_bounds(u32::from_le_bytes),
+            Elem::U64 => self.typed_bounds(u64::from_le_bytes),
+            Elem::I8 => self.typed_bounds(i8::from_le_bytes),
+            Elem::I16 => self.typed_bounds(i16::from_le_bytes),
+            Elem::I32 => self.typed_bounds(i32::from_le_bytes),
+            Elem::I64 => self.typed_bounds(i64::from_le_bytes),
+            Elem::I128 => self.typed_bounds(i128::from_le_bytes),
+            Elem::F64 => self.typed_bounds(float_order),
+        }
+    }
+
+    fn typed_bounds<const N: usize, T: Ord + Copy + Into<i128>>(
+        &self,
+        from: impl Fn([u8; N]) -> T + Copy,
+    ) -> Option<(i128, i128)> {
+        let values = self.data.as_chunks().0.iter().map(|bytes| from(*bytes));
+        let (low, high) = match self.valid {
+            None => values.clone().min().zip(values.max()),
+            Some(valid) => {
+                let given = values.zip(valid).filter_map(|(value, valid)| (*valid != 0).then_some(value));
+                given.clone().min().zip(given.max())
+            }
+        }?;
+        Some((low.into(), high.into()))
+    }
+
+    /// The integer that orders as the value of a row does.
     pub(crate) fn order(&self, row: usize) -> i128 {
-        if self.elem != Elem::F64 {
-            return self.int(row);
+        let mut found = 0;
+        self.orders(row..row + 1, |_, order| found = order);
+        found
+    }
+
+    fn floats(&self, rows: usize) -> Vec<f64> {
+        let mut values = Vec::with_capacity(rows);
+        match self.elem {
+            Elem::F64 => self.each(0..rows, f64::from_le_bytes, |_, value| values.push(value)),
+            _ => self.ints(0..rows, |_, value| values.push(value as f64)),
         }
-        let bits = i64::from_le_bytes(self.bytes(row));
-        i128::from(bits ^ ((bits >> 63) as u64 >> 1) as i64)
+        values
+    }
+
+    fn nulls(&self) -> Option<NullBuffer> {
+        let valid = self.valid?;
+        Some(NullBuffer::new(BooleanBuffer::collect_bool(valid.len(), |row| valid[row] != 0)))
     }
 }
 
-/// Downloads the rows of the result: the root's, or those of all devices one after another.
-///
-/// # Errors
-/// A failed device call, or result buffers shorter than the result.
-pub(crate) fn download(machine: &Machine, status: &[Status]) -> Result<(Vec<RawColumn>, usize), Error> {
-    let program = machine.env.program;
-    let size = program.result_size();
-    let everywhere = program.rows_on_every_device(machine.env.parts);
-    let pieces = machine.on_all(|device, worker| {
-        if device > 0 && !everywhere {
-            return Ok((Vec::new(), 0));
+fn float_order(bytes: [u8; 8]) -> i64 {
+    let bits = i64::from_le_bytes(bytes);
+    bits ^ ((bits >> 63) as u64 >> 1) as i64
+}
+
+/// Whether a slab is downloaded along with the status. Not under a memory checker, for a slab has bytes that
+/// nobody wrote.
+pub(crate) fn is_small(slab: &Slab) -> bool {
+    slab.purpose == Use::Result && slab.bytes <= WHOLE_SLAB_BYTES && !sanitizing()
+}
+
+/// The content of the result's buffers, or of those of its rows that are kept.
+struct Downloaded<'a> {
+    machine: &'a Machine<'a>,
+    /// The number of rows by device.
+    rows: &'a [usize],
+    /// By device, what has been downloaded along with the status.
+    copies: &'a [Copies],
+    /// By buffer.
+    data: Vec<Option<Vec<u8>>>,
+}
+
+impl Downloaded<'_> {
+    /// Downloads the buffers of result columns that are not here yet: all their rows, or those given.
+    fn add(&mut self, columns: impl Iterator<Item = usize>, only: Option<&[u32]>) -> Result<(), Error> {
+        let mut buffers = self.buffers(columns);
+        buffers.retain(|buffer| self.data[*buffer].is_none());
+        if buffers.is_empty() {
+            return Ok(());
         }
-        let rows = status[device].counters[size].unwrap_or(machine.env.sizes[size]) as usize;
-        Ok((columns(machine, worker, rows)?, rows))
-    })?;
-    let rows = pieces.iter().map(|(_, rows)| rows).sum();
-    let mut pieces = pieces.into_iter().map(|(columns, _)| columns);
-    let mut all = pieces.next().unwrap_or_default();
-    for more in pieces {
-        for (column, more) in all.iter_mut().zip(more) {
-            column.data.extend(more.data);
-            if let (Some(valid), Some(more)) = (&mut column.valid, more.valid) {
-                valid.extend(more);
+        // Rows that lie on several devices are picked here.
+        let apart = self.rows.iter().filter(|rows| **rows > 0).count() > 1;
+        let mut pieces = self
+            .machine
+            .on_all(|device, worker| {
+                let only = only.filter(|_| !apart && self.rows[device] > 0);
+                self.read(device, worker, &buffers, only)
+            })?
+            .into_iter();
+        let mut all = pieces.next().unwrap_or_default();
+        for piece in pieces {
+            all.iter_mut().zip(piece).for_each(|(all, more)| all.extend(more));
+        }
+        for (buffer, data) in buffers.into_iter().zip(all) {
+            self.data[buffer] = Some(match only.filter(|_| apart) {
+                Some(only) => take(&data, self.width(buffer), only),
+                None => data,
+            });
+        }
+        Ok(())
+    }
+
+    /// The rows of some buffers on one device, or those given of them.
+    fn read(
+        &self,
+        device: usize,
+        worker: &Worker,
+        buffers: &[usize],
+        only: Option<&[u32]>,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let (layout, rows) = (self.machine.layout, self.rows[device]);
+        let mut data: Vec<Vec<u8>> = vec![Vec::new(); buffers.len()];
+        let mut pick = vec![only; buffers.len()];
+        let mut downloads = Vec::new();
+        for ((buffer, data), pick) in buffers.iter().zip(&mut data).zip(&mut pick) {
+            let (place, width) = (&layout.places[*buffer], self.width(*buffer));
+            if rows as u64 > place.len {
+                return Err(Error::Execution(format!(
+                    "buffer `{}`: {} elements for {rows} rows of the result",
+                    self.machine.env.program.plan.buffers[*buffer].name, place.len
+                )));
+            }
+            let (memory, bytes) = (worker.slabs.memory(place.slab), rows * width);
+            if let Some(Some(slab)) = self.copies[device].get(place.slab) {
+                *data = slab[place.offset..place.offset + bytes].to_vec();
+                continue;
+            }
+            match *pick {
+                Some(only) if only.len() * ROW_COPY_BYTES < bytes => {
+                    *data = vec![0; only.len() * width];
+                    for (row, bytes) in only.iter().zip(data.chunks_exact_mut(width)) {
+                        let offset = place.offset + *row as usize * width;
+                        downloads.push(Download { memory, offset, bytes });
+                    }
+                    *pick = None;
+                }
+                _ => {
+                    *data = vec![0; bytes];
+                    downloads.push(Download { memory, offset: place.offset, bytes: data });
+                }
+            }
+        }
+        if !downloads.is_empty() {
+            worker.device.download_all(&mut downloads)?;
+        }
+        for ((buffer, data), pick) in buffers.iter().zip(&mut data).zip(pick) {
+            if let Some(only) = pick {
+                *data = take(data, self.width(*buffer), only);
+            }
+        }
+        Ok(data)
+    }
+
+    /// Drops all rows but the given ones of what has been downloaded.
+    fn keep(&mut self, selected: &[u32]) {
+        for buffer in 0..self.data.len() {
+            if let Some(data) = &self.data[buffer] {
+                self.data[buffer] = Some(take(data, self.width(buffer), selected));
             }
         }
     }
-    Ok((all, rows))
+
+    /// The buffers of result columns, each once.
+    fn buffers(&self, columns: impl Iterator<Item = usize>) -> Vec<usize> {
+        let result = &self.machine.env.program.result;
+        let mut buffers: Vec<usize> =
+            columns.flat_map(|c| std::iter::once(result[c].0).chain(result[c].1)).collect();
+        buffers.sort_unstable();
+        buffers.dedup();
+        buffers
+    }
+
+    fn width(&self, buffer: usize) -> usize {
+        self.machine.env.program.plan.buffers[buffer].ty.bytes()
+    }
+
+    /// A result column that has been downloaded.
+    fn column(&self, at: usize) -> RawColumn<'_> {
+        let program = self.machine.env.program;
+        let (values, valid) = program.result[at];
+        let data = |buffer: usize| self.data[buffer].as_deref().unwrap_or_default();
+        RawColumn { elem: program.plan.buffers[values].ty, data: data(values), valid: valid.map(data) }
+    }
 }
 
-/// The first `rows` rows of every result column on one device.
-fn columns(machine: &Machine, worker: &Worker, rows: usize) -> Result<Vec<RawColumn>, Error> {
-    let (program, layout) = (machine.env.program, machine.layout);
-    let mut slabs: Vec<Option<Vec<u8>>> = vec![None; layout.slabs.len()];
-    let mut read = |name: &str| -> Result<(Elem, Vec<u8>), Error> {
-        let at = program.plan.buffers.iter().position(|b| b.name == name);
-        let at = at.ok_or_else(|| Error::Execution(format!("the result names no buffer `{name}`")))?;
-        let (elem, place) = (program.plan.buffers[at].ty, &layout.places[at]);
-        if (rows as u64) > place.len {
-            let message = format!("buffer `{name}`: {} elements for {rows} rows of the result", place.len);
-            return Err(Error::Execution(message));
+/// The elements of the given rows.
+fn take(data: &[u8], width: usize, rows: &[u32]) -> Vec<u8> {
+    fn typed<const N: usize>(data: &[u8], rows: &[u32]) -> Vec<u8> {
+        let (from, mut to) = (data.as_chunks::<N>().0, vec![0; rows.len() * N]);
+        for (to, row) in to.as_chunks_mut().0.iter_mut().zip(rows) {
+            *to = from[*row as usize];
         }
-        let (slab, memory, bytes) =
-            (&layout.slabs[place.slab], worker.slabs.memory(place.slab), rows * elem.bytes());
-        if slab.purpose == Use::Result && slab.bytes <= WHOLE_SLAB_BYTES {
-            if slabs[place.slab].is_none() {
-                let mut whole = vec![0; slab.bytes];
-                worker.device.download(memory, 0, &mut whole)?;
-                slabs[place.slab] = Some(whole);
-            }
-            let whole = slabs[place.slab].as_deref().unwrap_or_default();
-            return Ok((elem, whole[place.offset..place.offset + bytes].to_vec()));
-        }
-        let mut data = vec![0; bytes];
-        worker.device.download(memory, place.offset, &mut data)?;
-        Ok((elem, data))
-    };
-    let column = |spec: &ResultColumn| {
-        let (elem, data) = read(&spec.from)?;
-        let valid = spec.valid.as_ref().map(|v| Ok::<_, Error>(read(v)?.1)).transpose()?;
-        Ok(RawColumn { elem, data, valid })
-    };
-    program.plan.result.columns.iter().map(column).collect()
+        to
+    }
+    match width {
+        1 => typed::<1>(data, rows),
+        2 => typed::<2>(data, rows),
+        4 => typed::<4>(data, rows),
+        8 => typed::<8>(data, rows),
+        _ => typed::<16>(data, rows),
+    }
 }
 
-/// Orders and limits the rows as the plan's `finish` says, and makes Arrow arrays of them.
+/// A finished run's result.
+pub(crate) struct Answer {
+    pub(crate) batch: RecordBatch,
+    /// Rows before the limit.
+    pub(crate) rows: usize,
+    /// Time spent on ordering, limiting and converting, and on downloading what the order needs not.
+    pub(crate) finish_ms: f64,
+}
+
+/// Downloads the result, of which every device has so many `rows`; orders and limits it as the plan's
+/// `finish` says, and makes Arrow arrays of it. `copies` are slabs that are downloaded already.
 ///
 /// # Errors
-/// Values outside their type or dictionary, text that cannot be read.
-pub(crate) fn finish(
-    plan: &Plan,
-    store: &Store,
-    columns: &[RawColumn],
-    rows: usize,
-) -> Result<RecordBatch, Error> {
-    if u32::try_from(rows).is_err() {
+/// A failed device call, buffers shorter than the result, values outside their type or dictionary, text that
+/// cannot be read.
+pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Result<Answer, Error> {
+    let (program, store) = (machine.env.program, machine.store);
+    let (specs, finish) = (&program.plan.result.columns, &program.plan.finish);
+    let total: usize = rows.iter().sum();
+    if u32::try_from(total).is_err() {
         return Err(Error::Execution(format!(
-            "the result has {rows} rows before its limit; at most 2^32 - 1 can be held"
+            "the result has {total} rows before its limit; at most 2^32 - 1 can be held"
         )));
     }
-    let specs = &plan.result.columns;
-    let key = |k: &dkb_kernels::SortKey| {
-        let (column, spec) = (&columns[k.column], &specs[k.column]);
-        let ranks = match &spec.fetch {
-            Some(source) => {
-                let all: Vec<u32> = (0..rows as u32).collect();
-                let texts = Fetched::new(store, source, column, &all)?;
-                Some(ranks(&all.iter().map(|row| texts.get(*row as usize)).collect::<Vec<_>>()))
-            }
-            None => None,
-        };
-        Ok(Key { column, ranks, descending: k.descending, nulls_first: k.nulls_first })
-    };
-    let keys = plan.finish.order_by.iter().map(key).collect::<Result<Vec<Key>, Error>>()?;
-    let selected = select(rows, &keys, plan.finish.offset, plan.finish.limit);
+    let mut result = Downloaded { machine, rows, copies, data: vec![None; program.plan.buffers.len()] };
+    let kept = 0..finish.keep.map_or(specs.len(), |k| (k as usize).min(specs.len()));
+    let ordering = || finish.order_by.iter().map(|key| key.column);
+    let wanted = range(total, finish.offset, finish.limit);
+    let row_bytes: usize = result.buffers(kept.clone()).into_iter().map(|b| result.width(b)).sum();
+    result.add(ordering(), None)?;
+    if wanted.len() > total / 2 || total * row_bytes <= WHOLE_RESULT_BYTES {
+        result.add(kept.clone(), None)?;
+    }
 
-    let keep = plan.finish.keep.map_or(specs.len(), |k| (k as usize).min(specs.len()));
-    let mut fields = Vec::with_capacity(keep);
-    let mut arrays = Vec::with_capacity(keep);
-    for (spec, column) in specs.iter().zip(columns).take(keep) {
-        let array = array(store, spec, column, &selected)?;
-        fields.push(Field::new(&spec.name, array.data_type().clone(), spec.nullable));
+    let started = Instant::now();
+    if !finish.order_by.is_empty() || wanted != (0..total) {
+        let ranks = |column: usize| {
+            let Some(source) = &specs[column].fetch else { return Ok(None) };
+            let texts = Fetched::new(store, source, result.column(column), total)?;
+            Ok(Some(Ranks::new(&(0..total).map(|row| texts.get(row)).collect::<Vec<_>>())))
+        };
+        let ranks = ordering().map(ranks).collect::<Result<Vec<Option<Ranks>>, Error>>()?;
+        let keys = finish.order_by.iter().zip(&ranks).map(|(key, ranks)| Key {
+            column: ranks.as_ref().map_or_else(|| result.column(key.column), Ranks::column),
+            descending: key.descending,
+            nulls_first: key.nulls_first,
+        });
+        let selected = select(total, &keys.collect::<Vec<_>>(), finish.offset, finish.limit);
+        result.keep(&selected);
+        result.add(kept.clone(), Some(&selected))?;
+    }
+    let mut fields = Vec::with_capacity(kept.len());
+    let mut arrays = Vec::with_capacity(kept.len());
+    for at in kept {
+        let array = array(store, &specs[at], result.column(at), wanted.len())?;
+        fields.push(Field::new(&specs[at].name, array.data_type().clone(), specs[at].nullable));
         arrays.push(array);
     }
-    RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays)
-        .map_err(|e| Error::Execution(format!("the result does not fit its schema: {e}")))
+    let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays)
+        .map_err(|e| Error::Execution(format!("the result does not fit its schema: {e}")))?;
+    Ok(Answer { batch, rows: total, finish_ms: started.elapsed().as_secs_f64() * 1e3 })
 }
 
-fn array(
-    store: &Store,
-    spec: &ResultColumn,
-    column: &RawColumn,
-    selected: &[u32],
-) -> Result<ArrayRef, Error> {
-    let rows = || selected.iter().map(|row| *row as usize);
-    let nulls = column.valid.is_some().then(|| NullBuffer::from_iter(rows().map(|row| column.is_valid(row))));
+fn array(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> Result<ArrayRef, Error> {
+    let wrong = |value: i128| {
+        Err(Error::Execution(format!("result column `{}`: {value} is no {}", spec.name, spec.ty)))
+    };
+    let nulls = column.nulls();
     macro_rules! integers {
         ($array:ident, $ty:ty) => {{
-            let convert = |row: usize| match (column.is_valid(row), <$ty>::try_from(column.int(row))) {
-                (true, Ok(value)) => Ok(value),
-                (true, Err(_)) => {
-                    let message =
-                        format!("result column `{}`: {} is no {}", spec.name, column.int(row), spec.ty);
-                    Err(Error::Execution(message))
+            let (mut values, mut misfit) = (Vec::with_capacity(rows), None);
+            column.ints(0..rows, |row, value| {
+                let fits = <$ty>::try_from(value);
+                if fits.is_err() && column.is_valid(row) {
+                    misfit = Some(value);
                 }
-                (false, _) => Ok(0),
-            };
-            $array::new(rows().map(convert).collect::<Result<Vec<$ty>, Error>>()?.into(), nulls)
+                values.push(fits.unwrap_or(0));
+            });
+            if let Some(value) = misfit {
+                return wrong(value);
+            }
+            $array::new(values.into(), nulls)
         }};
     }
     Ok(match spec.ty {
-        SqlType::Bool => Arc::new(BooleanArray::new(rows().map(|row| column.int(row) != 0).collect(), nulls)),
+        SqlType::Bool => {
+            let mut values = Vec::with_capacity(rows);
+            column.ints(0..rows, |_, value| values.push(value != 0));
+            Arc::new(BooleanArray::new(values.into(), nulls))
+        }
         SqlType::Int8 => Arc::new(integers!(Int8Array, i8)),
         SqlType::Int16 => Arc::new(integers!(Int16Array, i16)),
         SqlType::Int32 => Arc::new(integers!(Int32Array, i32)),
@@ -214,94 +388,101 @@ fn array(
                 .map_err(|e| Error::Execution(format!("result column `{}`: {e}", spec.name)))?,
         ),
         SqlType::Float32 => {
-            let values: Vec<f32> = rows().map(|row| column.float(row) as f32).collect();
+            let values: Vec<f32> = column.floats(rows).into_iter().map(|value| value as f32).collect();
             Arc::new(Float32Array::new(values.into(), nulls))
         }
-        SqlType::Float64 => {
-            let values: Vec<f64> = rows().map(|row| column.float(row)).collect();
-            Arc::new(Float64Array::new(values.into(), nulls))
-        }
-        SqlType::Utf8 => Arc::new(texts(store, spec, column, selected)?),
+        SqlType::Float64 => Arc::new(Float64Array::new(column.floats(rows).into(), nulls)),
+        SqlType::Utf8 => Arc::new(texts(store, spec, column, rows)?),
     })
 }
 
-fn texts(
-    store: &Store,
-    spec: &ResultColumn,
-    column: &RawColumn,
-    selected: &[u32],
-) -> Result<StringArray, Error> {
+fn texts(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> Result<StringArray, Error> {
     if let Some(source) = &spec.fetch {
-        let fetched = Fetched::new(store, source, column, selected)?;
-        return Ok((0..selected.len()).map(|at| fetched.get(at)).collect());
+        let fetched = Fetched::new(store, source, column, rows)?;
+        return Ok((0..rows).map(|row| fetched.get(row)).collect());
     }
-    let Some((table, name)) = spec.dict.as_deref().and_then(|d| d.split_once('.')) else {
-        let unpack = |row: &u32| column.is_valid(*row as usize).then(|| unpack_text(column.int(*row as usize)));
-        return Ok(selected.iter().map(unpack).collect());
-    };
-    let dictionary = store.dictionary(table, name)?;
-    let text = |row: &u32| {
-        let row = *row as usize;
-        if !column.is_valid(row) {
-            return Ok(None);
-        }
-        match usize::try_from(column.int(row)) {
-            Ok(code) if code < dictionary.len() => Ok(Some(dictionary.get(code))),
-            _ => Err(Error::Execution(format!(
-                "result column `{}`: {} is no code of the {} entries of `{table}.{name}`",
+    // Texts are put one after another as bytes, and checked to be UTF-8 in one go.
+    let (mut bytes, mut ends) = (Vec::with_capacity(rows * 16), Vec::with_capacity(rows + 1));
+    ends.push(0usize);
+    if let Some((table, name)) = spec.dict.as_deref().and_then(|d| d.split_once('.')) {
+        let dictionary = store.dictionary(table, name)?;
+        let mut misfit = None;
+        column.ints(0..rows, |row, code| {
+            if column.is_valid(row) {
+                match usize::try_from(code).ok().and_then(|code| dictionary.offsets.get(code..=code + 1)) {
+                    Some(ends) => bytes.extend_from_slice(&dictionary.bytes[ends[0] as usize..ends[1] as usize]),
+                    None => misfit = Some(code),
+                }
+            }
+            ends.push(bytes.len());
+        });
+        if let Some(code) = misfit {
+            return Err(Error::Execution(format!(
+                "result column `{}`: {code} is no code of the {} entries of `{table}.{name}`",
                 spec.name,
-                column.int(row),
                 dictionary.len()
-            ))),
+            )));
         }
-    };
-    selected.iter().map(text).collect()
+    } else {
+        column.ints(0..rows, |row, packed| {
+            if column.is_valid(row) {
+                let (text, len) = unpack_text(packed);
+                bytes.extend_from_slice(&text[..len]);
+            }
+            ends.push(bytes.len());
+        });
+    }
+    let failed = |why: String| Error::Execution(format!("result column `{}`: {why}", spec.name));
+    if i32::try_from(bytes.len()).is_err() {
+        return Err(failed(format!("{} bytes of text; at most 2 GiB can be held", bytes.len())));
+    }
+    let ends: Vec<i32> = ends.into_iter().map(|end| end as i32).collect();
+    StringArray::try_new(OffsetBuffer::new(ends.into()), bytes.into(), column.nulls())
+        .map_err(|e| failed(e.to_string()))
 }
 
-/// The text of `pack_text` in `dkb.cuh`: bytes from the top, the length in the lowest byte, the top bit flipped.
-fn unpack_text(packed: i128) -> String {
+/// The text of `pack_text` in `dkb.cuh`, and its length: bytes from the top, the length in the lowest byte,
+/// the top bit flipped.
+fn unpack_text(packed: i128) -> ([u8; 16], usize) {
     let bytes = (packed as u128 ^ 1 << 127).to_be_bytes();
-    let len = usize::from(bytes[15]).min(15);
-    String::from_utf8_lossy(&bytes[..len]).into_owned()
+    (bytes, usize::from(bytes[15]).min(15))
 }
 
 /// Text of a table's rows, gathered by row number.
 struct Fetched {
     texts: StringViewArray,
-    /// By selected row: index of its text; None for NULL.
+    /// By row of the result: index of its text; None for NULL.
     index: Vec<Option<usize>>,
 }
 
 impl Fetched {
-    fn new(store: &Store, source: &str, column: &RawColumn, selected: &[u32]) -> Result<Fetched, Error> {
+    fn new(store: &Store, source: &str, column: RawColumn, rows: usize) -> Result<Fetched, Error> {
         let (table, name) = source.split_once('.').unwrap_or_default();
-        let mut rows = Vec::with_capacity(selected.len());
-        let mut index = Vec::with_capacity(selected.len());
-        for row in selected.iter().map(|row| *row as usize) {
-            if !column.is_valid(row) {
-                index.push(None);
-                continue;
+        let mut numbers = Vec::with_capacity(rows);
+        let mut index = Vec::with_capacity(rows);
+        column.ints(0..rows, |row, number| {
+            let valid = column.is_valid(row);
+            index.push(valid.then_some(numbers.len()));
+            if valid {
+                numbers.push(u64::try_from(number).unwrap_or(u64::MAX));
             }
-            let number = u64::try_from(column.int(row)).unwrap_or(u64::MAX);
-            index.push(Some(rows.len()));
-            rows.push(number);
-        }
+        });
         let table = store.table(table)?;
-        if let Some(row) = rows.iter().find(|row| **row >= table.info.rows) {
+        if let Some(row) = numbers.iter().find(|row| **row >= table.info.rows) {
             let message =
                 format!("the result fetches row {row} of `{source}`, which has {} rows", table.info.rows);
             return Err(Error::Execution(message));
         }
-        let texts = if rows.is_empty() {
+        let texts = if numbers.is_empty() {
             StringViewArray::from_iter_values([""; 0])
         } else {
-            table.text(name, &rows)?
+            table.text(name, &numbers)?
         };
         Ok(Fetched { texts, index })
     }
 
-    fn get(&self, selected: usize) -> Option<&str> {
-        let at = self.index[selected]?;
+    fn get(&self, row: usize) -> Option<&str> {
+        let at = self.index[row]?;
         self.texts.is_valid(at).then(|| self.texts.value(at))
     }
 }

@@ -10,12 +10,13 @@ use std::thread;
 use dkb_kernels::{On, Over, ParamWord};
 
 use super::Error;
-use super::buffers::{Env, Facts, Layout, Slabs, Use, capacities, sanitizing};
+use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities, sanitizing};
 use super::columns::{DeviceColumn, DeviceDict, Pointers, Store};
 use super::program::{Call, ColumnUse, Program, Slot, Step};
 use super::reduce;
-use super::result::{self, RawColumn};
-use crate::device::{Device, DeviceError, Memory, Module};
+use super::replay::Replay;
+use super::result::{self, Answer};
+use crate::device::{Device, DeviceError, Download, Memory, Module};
 
 /// A size that is still too small after so many reruns is a defect of the plan.
 const MAX_RERUNS: u64 = 20;
@@ -58,6 +59,11 @@ impl Worker {
         self.params = Some(memory);
         Ok(())
     }
+
+    /// The addresses that change between runs of a loaded query if its memory does.
+    pub(crate) fn addresses(&self) -> Vec<u64> {
+        self.params.iter().map(|p| p.address()).chain(self.slabs.addresses()).collect()
+    }
 }
 
 /// What a run is told.
@@ -75,7 +81,7 @@ pub(crate) struct RunOptions {
 
 /// The outcome of a run.
 pub(crate) enum Outcome {
-    /// The result's rows.
+    /// The result.
     Rows(Output),
     /// An assumption does not hold.
     Violated(usize),
@@ -83,10 +89,9 @@ pub(crate) enum Outcome {
     TooLarge,
 }
 
-/// The rows of a run, before `finish`.
+/// What a run gave.
 pub(crate) struct Output {
-    pub(crate) columns: Vec<RawColumn>,
-    pub(crate) rows: usize,
+    pub(crate) answer: Answer,
     pub(crate) tally: Tally,
     pub(crate) rows_per_device: Vec<u64>,
     pub(crate) reruns: u64,
@@ -100,7 +105,7 @@ pub(crate) struct Tally {
     pub(crate) rows: u64,
 }
 
-/// What a run begins with; it depends on the data set and the plan alone.
+/// What a run begins with; it depends on the data set, the plan and where memory lies, and on no literals.
 pub(crate) struct Setup {
     /// Into how many parts sharded state is divided.
     pub(crate) parts: u64,
@@ -108,6 +113,7 @@ pub(crate) struct Setup {
     limit_bytes: Option<u64>,
     sizes: Vec<u64>,
     layout: Layout,
+    replay: Replay,
 }
 
 impl Setup {
@@ -138,7 +144,7 @@ impl Setup {
                 false => None,
             };
             if limit_bytes.is_none_or(|limit| layout.bytes() <= limit) {
-                return Ok(Setup { parts, limit_bytes, sizes, layout });
+                return Ok(Setup { parts, limit_bytes, sizes, layout, replay: Replay::default() });
             }
             parts *= 2;
         }
@@ -155,24 +161,26 @@ pub(crate) fn run(
     facts: &Facts,
     workers: &mut [Worker],
     values: &[ParamWord],
-    setup: &Setup,
+    setup: &mut Setup,
     options: &RunOptions,
 ) -> Result<Outcome, Error> {
     for worker in workers.iter_mut() {
         worker.bind(program, values)?;
     }
-    let parts = setup.parts;
+    let Setup { parts, limit_bytes, sizes: first_sizes, layout: first_layout, replay } = setup;
+    let (parts, limit_bytes) = (*parts, *limit_bytes);
+    let can_replay = workers.len() == 1 && parts == 1 && !store.streams && !sanitizing();
     let mut learned = vec![0; program.counters.len()];
     let mut grown: Option<(Vec<u64>, Layout)> = None;
     let mut reruns = 0;
     loop {
-        let (sizes, layout) = grown.as_ref().map_or((&setup.sizes, &setup.layout), |(s, l)| (s, l));
-        if setup.limit_bytes.is_some_and(|limit| layout.bytes() > limit) {
+        let (sizes, layout) = grown.as_ref().map_or((&*first_sizes, &*first_layout), |(s, l)| (s, l));
+        if limit_bytes.is_some_and(|limit| layout.bytes() > limit) {
             return Ok(Outcome::TooLarge);
         }
         for worker in workers.iter_mut() {
             match fit(worker, store, layout) {
-                Err(DeviceError::OutOfMemory { .. }) if setup.limit_bytes.is_some() => {
+                Err(DeviceError::OutOfMemory { .. }) if limit_bytes.is_some() => {
                     return Ok(Outcome::TooLarge);
                 }
                 other => other?,
@@ -181,8 +189,16 @@ pub(crate) fn run(
         let poison = (options.poison && !sanitizing()).then(next_pattern);
         let machine = Machine { env: Env { program, facts, sizes, parts }, store, layout, workers, poison };
         let mut counts = vec![0; sizes.len()];
-        let tallies = machine.run(&mut counts)?;
-        let status = machine.on_all(|_, worker| machine.status(worker))?;
+        let tallies = match can_replay && grown.is_none() {
+            true => replay.run(&machine, &mut counts)?,
+            false => machine.run(&mut counts)?,
+        };
+        let everywhere = program.rows_on_every_device(parts);
+        let copies = machine.on_all(|device, worker| {
+            let has_rows = device == 0 || everywhere;
+            machine.copies(worker, |slab| slab.purpose == Use::Status || has_rows && result::is_small(slab))
+        })?;
+        let status: Vec<Status> = copies.iter().map(|c| machine.status_of(c, Use::Status)).collect();
         status.iter().for_each(|s| raise(&mut counts, &s.counters));
 
         let too_small: Vec<usize> = (0..sizes.len()).filter(|s| counts[*s] > sizes[*s]).collect();
@@ -215,10 +231,15 @@ pub(crate) fn run(
         if let Some(code) = status.iter().map(|s| s.flags[1]).find(|code| *code != 0) {
             return Err(Error::Data(data_error(code)));
         }
-        let (columns, rows) = result::download(&machine, &status)?;
+        let size = program.result_size();
+        let rows = status.iter().enumerate().map(|(device, status)| match device {
+            1.. if !everywhere => 0,
+            _ => status.counters[size].unwrap_or(sizes[size]) as usize,
+        });
+        let answer = result::answer(&machine, &rows.collect::<Vec<_>>(), &copies)?;
         let tally = tallies.iter().fold(Tally::default(), |a, b| a.plus(*b));
         let rows_per_device = tallies.iter().map(|t| t.rows).collect();
-        return Ok(Outcome::Rows(Output { columns, rows, tally, rows_per_device, reruns }));
+        return Ok(Outcome::Rows(Output { answer, tally, rows_per_device, reruns }));
     }
 }
 
@@ -256,12 +277,14 @@ impl Tally {
 }
 
 /// One attempt: everything that launches and exchanges need.
+#[derive(Clone, Copy)]
 pub(crate) struct Machine<'a> {
     pub(crate) env: Env<'a>,
     pub(crate) store: &'a Store,
     pub(crate) layout: &'a Layout,
     pub(crate) workers: &'a [Worker],
-    poison: Option<u8>,
+    /// What buffers that start unspecified are filled with, if they are.
+    pub(crate) poison: Option<u8>,
 }
 
 /// What one launch's arguments refer to.
@@ -298,8 +321,12 @@ impl Machine<'_> {
         })
     }
 
-    /// All phases from freshly started buffers. `counts` receives the largest value of every counter.
-    fn run(&self, counts: &mut [u64]) -> Result<Vec<Tally>, Error> {
+    /// All phases from freshly started buffers. `counts` receives the largest value of every counter that the
+    /// host looks at before the last phase ends.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn run(&self, counts: &mut [u64]) -> Result<Vec<Tally>, Error> {
         let program = self.env.program;
         let mut tallies = vec![Tally::default(); self.workers.len()];
         let mut add = |more: Vec<Tally>| {
@@ -342,7 +369,17 @@ impl Machine<'_> {
     }
 
     fn start(&self, worker: &Worker, only_parts: bool) -> Result<(), Error> {
-        Ok(worker.slabs.start(worker.device.as_ref(), self.layout, only_parts, self.poison)?)
+        self.poison(worker, only_parts)?;
+        Ok(worker.slabs.start(worker.device.as_ref(), self.layout, only_parts)?)
+    }
+
+    /// Fills buffers that start unspecified, if a pattern is set.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn poison(&self, worker: &Worker, only_parts: bool) -> Result<(), Error> {
+        let Some(pattern) = self.poison else { return Ok(()) };
+        Ok(worker.slabs.poison(worker.device.as_ref(), self.layout, only_parts, pattern)?)
     }
 
     /// Whether the devices' buffers become one when a step ends. Where every device does the same work,
@@ -508,20 +545,41 @@ impl Machine<'_> {
     }
 
     fn status_in(&self, worker: &Worker, purpose: Use) -> Result<Status, Error> {
-        let Some(slab) = self.layout.slabs.iter().position(|s| s.purpose == purpose) else {
-            return Ok(Status { flags: [0; 2], counters: vec![None; self.env.sizes.len()] });
-        };
-        let mut bytes = vec![0; self.layout.slabs[slab].bytes];
-        worker.device.download(worker.slabs.memory(slab), 0, &mut bytes)?;
+        let copies = self.copies(worker, |slab| slab.purpose == purpose)?;
+        Ok(self.status_of(&copies, purpose))
+    }
+
+    /// Downloads the slabs that `wanted` says. If there are any, waits for the device's work.
+    fn copies(&self, worker: &Worker, wanted: impl Fn(&Slab) -> bool) -> Result<Copies, Error> {
+        let slabs = self.layout.slabs.iter();
+        let mut copies: Copies = slabs.map(|slab| wanted(slab).then(|| vec![0; slab.bytes])).collect();
+        let mut downloads: Vec<Download> = Vec::new();
+        for (slab, bytes) in copies.iter_mut().enumerate() {
+            if let Some(bytes) = bytes {
+                downloads.push(Download { memory: worker.slabs.memory(slab), offset: 0, bytes });
+            }
+        }
+        if !downloads.is_empty() {
+            worker.device.download_all(&mut downloads)?;
+        }
+        Ok(copies)
+    }
+
+    fn status_of(&self, copies: &Copies, purpose: Use) -> Status {
+        let slab = self.layout.slabs.iter().position(|s| s.purpose == purpose);
+        let bytes = slab.and_then(|slab| copies[slab].as_deref()).unwrap_or_default();
         let read = |counter: &Option<usize>| {
             let place = self.layout.places[(*counter)?];
-            (place.slab == slab).then(|| u64_at(&bytes, place.offset))
+            (Some(place.slab) == slab).then(|| u64_at(bytes, place.offset))
         };
         let counters = self.env.program.counters.iter().map(read).collect();
-        let word = if purpose == Use::Status { u64_at(&bytes, self.layout.flags.offset) } else { 0 };
-        Ok(Status { flags: [word as u32, (word >> 32) as u32], counters })
+        let word = if purpose == Use::Status { u64_at(bytes, self.layout.flags.offset) } else { 0 };
+        Status { flags: [word as u32, (word >> 32) as u32], counters }
     }
 }
+
+/// Slabs of one device that have been downloaded, by slab.
+pub(crate) type Copies = Vec<Option<Vec<u8>>>;
 
 /// What one device reports.
 pub(crate) struct Status {
