@@ -6,7 +6,7 @@ use dkb_kernels::{Arg, Elem, Launch, Over, Reduce, Start};
 
 use crate::PlanError;
 use crate::emit::{Emitter, Fault, Stored};
-use crate::ir::{Acc, AccFn, Aggregate, ColId, Expr, Rel};
+use crate::ir::{Acc, AccFn, Aggregate, ColId, Expr, Range, Rel};
 use crate::pipe::{Form, Pipe, Value};
 
 /// Direct arrays of up to this many slots need no justification.
@@ -56,7 +56,7 @@ pub(crate) struct AggState {
     /// In the order of its accumulators.
     pub(crate) accs: Vec<Stored>,
     /// What each accumulator's range is.
-    pub(crate) ranges: Vec<Option<(i128, i128)>>,
+    pub(crate) ranges: Vec<Option<Range>>,
     /// Buffer that is not zero where a group exists (Direct).
     present: String,
     rows: f64,
@@ -251,8 +251,10 @@ impl Emitter<'_> {
             domains.push(self.domain(&key_expr(self, *id), &v));
         }
         let slots = domains.iter().try_fold(1u128, |product, d| product.checked_mul((*d)?.span));
-        let groups_estimate =
-            self.estimate(|o| agg.keys.iter().map(|k| o.columns[*k].distinct).product::<f64>()).min(rows).max(1.0);
+        let groups_estimate = self
+            .estimate(|o| agg.keys.iter().map(|k| o.columns[*k].distinct).product::<f64>())
+            .min(rows)
+            .max(1.0);
         let groups = match slots {
             _ if agg.keys.is_empty() => Groups::Scalar,
             Some(slots) if slots <= SMALL_SLOTS || (slots as f64) <= groups_estimate * 8.0 => {
@@ -313,7 +315,8 @@ impl Emitter<'_> {
                 None if few => {
                     let buffer = format!("{name}_rows");
                     self.declare(buffer.clone(), Elem::I64, &len, Start::Zero, Reduce::Sum);
-                    let cell = Cell { func: AccFn::Count, buffer: buffer.clone(), elem: Elem::I64, arg: None };
+                    let cell =
+                        Cell { func: AccFn::Count, buffer: buffer.clone(), elem: Elem::I64, arg: None };
                     cells.push(cell);
                     buffer
                 }
@@ -373,10 +376,22 @@ impl Emitter<'_> {
         let mut group_buffers = Vec::new();
         match &groups {
             Groups::Hash => {
-                group_buffers.push(self.declare(format!("{name}_keys"), Elem::U64, &len, Start::Zero, Reduce::Merge));
+                group_buffers.push(self.declare(
+                    format!("{name}_keys"),
+                    Elem::U64,
+                    &len,
+                    Start::Zero,
+                    Reduce::Merge,
+                ));
             }
             Groups::Wide { words } => {
-                group_buffers.push(self.declare(format!("{name}_state"), Elem::U32, &len, Start::Zero, Reduce::Merge));
+                group_buffers.push(self.declare(
+                    format!("{name}_state"),
+                    Elem::U32,
+                    &len,
+                    Start::Zero,
+                    Reduce::Merge,
+                ));
                 let keys_len = format!("{len} * {words}");
                 group_buffers.push(self.declare(
                     format!("{name}_keys"),
@@ -408,14 +423,14 @@ impl Emitter<'_> {
         for (k, mut pipe) in pipes.into_iter().enumerate() {
             let slot = self.group_slot(&mut pipe, &name, &groups, &keys, &key_columns)?;
             match (&groups, few) {
-                (Groups::Scalar, _) => self.into_registers(&mut pipe, &cells)?,
-                (Groups::Direct { slots }, true) => self.into_few(&mut pipe, &cells, *slots, &slot)?,
+                (Groups::Scalar, _) => self.sum_in_registers(&mut pipe, &cells)?,
+                (Groups::Direct { slots }, true) => self.sum_in_few(&mut pipe, &cells, *slots, &slot)?,
                 _ => {
                     if mark_present {
                         let seen = pipe.buffer(&present);
                         pipe.line(format!("{seen}[{slot}] = 1;"));
                     }
-                    self.into_cells(&mut pipe, &cells, &slot)?;
+                    self.sum_in_cells(&mut pipe, &cells, &slot)?;
                 }
             }
             for (id, stored) in &determined_stores {
@@ -509,13 +524,15 @@ impl Emitter<'_> {
         acc: &Acc,
         pipe: &mut Pipe,
         max_rows: Option<u128>,
-    ) -> Result<(Cell, Option<(i128, i128)>, Form), Fault> {
+    ) -> Result<(Cell, Option<Range>, Form), Fault> {
         let readable = safe(&self.columns[acc.id].name, index);
         let buffer = format!("{name}_{readable}_{index}");
         let arg = acc.arg.clone();
         let rows = max_rows.and_then(|m| i128::try_from(m).ok());
         let (elem, range, form) = match (acc.func, &arg) {
-            (AccFn::Count, _) => (Elem::I64, Some((0, rows.unwrap_or(i64::MAX.into()))), Form::Int(Elem::I64)),
+            (AccFn::Count, _) => {
+                (Elem::I64, Some((0, rows.unwrap_or(i64::MAX.into()))), Form::Int(Elem::I64))
+            }
             (func, Some(e)) => {
                 let mut v = self.value(pipe, e)?;
                 if v.form == Form::Text {
@@ -531,9 +548,8 @@ impl Emitter<'_> {
                         let total = bounds.zip(rows).and_then(|((lo, hi), n)| {
                             Some((lo.min(0).checked_mul(n)?, hi.max(0).checked_mul(n)?))
                         });
-                        let narrow = total.is_some_and(|(lo, hi)| {
-                            lo >= i64::MIN.into() && hi <= i64::MAX.into()
-                        });
+                        let narrow =
+                            total.is_some_and(|(lo, hi)| lo >= i64::MIN.into() && hi <= i64::MAX.into());
                         let elem = if narrow { Elem::I64 } else { Elem::I128 };
                         (elem, total, Form::Int(elem))
                     }
@@ -581,7 +597,9 @@ impl Emitter<'_> {
                 let e = Expr::col(*id, this.columns[*id].ty);
                 let v = this.group_value(pipe, &e)?;
                 let place = match (&v.null, domain.nullable) {
-                    (None, true) => format!("({} + 1)", Self::place(&v, Domain { nullable: false, ..domain })),
+                    (None, true) => {
+                        format!("({} + 1)", Self::place(&v, Domain { nullable: false, ..domain }))
+                    }
                     _ => Self::place(&v, domain),
                 };
                 code = if code.is_empty() { place } else { format!("({code} * {} + {place})", domain.span) };
@@ -599,9 +617,12 @@ impl Emitter<'_> {
                 let code = number(self, pipe)?;
                 pipe.line(format!("const u64 {name}_key = {code} + 1;"));
                 self.skip_other_parts(pipe, name, "hash64");
-                let (table, len) = (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.to_owned())));
+                let (table, len) =
+                    (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.to_owned())));
                 let count = pipe.buffer(&format!("{name}_count"));
-                pipe.line(format!("const u64 {name}_slot = hash_insert({table}, {len}, {count}, {name}_key);"));
+                pipe.line(format!(
+                    "const u64 {name}_slot = hash_insert({table}, {len}, {count}, {name}_key);"
+                ));
                 pipe.line(format!("if ({name}_slot == DKB_NONE) continue;"));
                 Ok(format!("{name}_slot"))
             }
@@ -653,7 +674,8 @@ impl Emitter<'_> {
         let code = match cell.func {
             AccFn::Count => "1".to_owned(),
             _ if cell.elem == Elem::F64 && v.form != Form::Float => {
-                let float = Expr::new(crate::ir::Kind::Cast(Box::new(arg.clone())), dkb_kernels::SqlType::Float64);
+                let float =
+                    Expr::new(crate::ir::Kind::Cast(Box::new(arg.clone())), dkb_kernels::SqlType::Float64);
                 self.value(pipe, &float)?.code
             }
             _ => v.code,
@@ -661,7 +683,7 @@ impl Emitter<'_> {
         Ok((guard, code))
     }
 
-    fn into_cells(&mut self, pipe: &mut Pipe, cells: &[Cell], slot: &str) -> Result<(), Fault> {
+    fn sum_in_cells(&mut self, pipe: &mut Pipe, cells: &[Cell], slot: &str) -> Result<(), Fault> {
         for cell in cells {
             let (guard, code) = self.entering(pipe, cell)?;
             let target = pipe.buffer(&cell.buffer);
@@ -670,7 +692,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    fn into_few(&mut self, pipe: &mut Pipe, cells: &[Cell], slots: u128, slot: &str) -> Result<(), Fault> {
+    fn sum_in_few(&mut self, pipe: &mut Pipe, cells: &[Cell], slots: u128, slot: &str) -> Result<(), Fault> {
         let mut spills = Vec::new();
         let mut rows_held = u128::from(u32::MAX);
         for cell in cells {
@@ -705,7 +727,7 @@ impl Emitter<'_> {
         (rows >= 1024).then(|| rows.min(u32::MAX.into()))
     }
 
-    fn into_registers(&mut self, pipe: &mut Pipe, cells: &[Cell]) -> Result<(), Fault> {
+    fn sum_in_registers(&mut self, pipe: &mut Pipe, cells: &[Cell]) -> Result<(), Fault> {
         for cell in cells {
             let (guard, code) = self.entering(pipe, cell)?;
             let target = pipe.buffer(&cell.buffer);
@@ -750,7 +772,8 @@ impl Emitter<'_> {
                 let state = format!("{name}_state");
                 both(&state);
                 both(&keys);
-                let list: Vec<String> = (0..*words).map(|w| format!("peer_{keys}[i * {words} + {w}]")).collect();
+                let list: Vec<String> =
+                    (0..*words).map(|w| format!("peer_{keys}[i * {words} + {w}]")).collect();
                 body += &format!("    if (peer_{state}[i] != 2) continue;\n");
                 body += &format!("    const u64 key[{words}] = {{{}}};\n", list.join(", "));
                 body += &format!(
@@ -780,7 +803,8 @@ impl Emitter<'_> {
         }
         body += "  }\n";
         let kernel = format!("{name}_merge");
-        let text = format!("// fold a peer's groups into ours\n{} {{\n{body}}}\n", self.signature(&kernel, &args));
+        let text =
+            format!("// fold a peer's groups into ours\n{} {{\n{body}}}\n", self.signature(&kernel, &args));
         self.kernels.push(text);
         Launch { kernel, threads: name.to_owned(), args }
     }
@@ -883,7 +907,9 @@ fn canonical(rel: &Rel) -> String {
                 let accs: Vec<String> = agg
                     .accs
                     .iter()
-                    .map(|a| format!("{:?} {:?} {}", a.func, a.arg.as_ref().map(|e| expr(e, ids)), name(ids, a.id)))
+                    .map(|a| {
+                        format!("{:?} {:?} {}", a.func, a.arg.as_ref().map(|e| expr(e, ids)), name(ids, a.id))
+                    })
                     .collect();
                 format!("aggregate {keys:?} {accs:?} ({input})")
             }

@@ -26,7 +26,9 @@ pub(crate) fn bind(
     for (name, text) in given {
         match params.get(name) {
             Some(p) if p.default.is_some() => texts.insert(name, text),
-            Some(_) => return Err(PlanError::Query(format!("parameter `{name}` is derived and cannot be given"))),
+            Some(_) => {
+                return Err(PlanError::Query(format!("parameter `{name}` is derived and cannot be given")));
+            }
             None => {
                 let known: Vec<&str> =
                     params.iter().filter(|(_, p)| p.default.is_some()).map(|(n, _)| n.as_str()).collect();

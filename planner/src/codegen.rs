@@ -95,9 +95,12 @@ impl Emitter<'_> {
                     Arith::Add | Arith::Sub => {
                         let pair = scaled(ra, result.saturating_sub(scale(a.ty)))
                             .zip(scaled(rb, result.saturating_sub(scale(b.ty))));
-                        combine(pair, |x, y| {
-                            if *op == Arith::Add { x.checked_add(y) } else { x.checked_sub(y) }
-                        })
+                        combine(
+                            pair,
+                            |x, y| {
+                                if *op == Arith::Add { x.checked_add(y) } else { x.checked_sub(y) }
+                            },
+                        )
                     }
                     Arith::Mul => combine(ra.zip(rb), i128::checked_mul),
                     Arith::Div => {
@@ -163,7 +166,7 @@ impl Emitter<'_> {
             Kind::Col(id) => {
                 let value = pipe.env.get(id).cloned();
                 let mut v = value.unwrap_or_else(|| panic!("column {} is in scope", self.columns[*id].name));
-                self.register(pipe, &v, *id);
+                self.register(pipe, *id);
                 if v.form == Form::Bool
                     && let Some(null) = &v.null
                 {
@@ -213,7 +216,7 @@ impl Emitter<'_> {
                     // Text that is only fetched at the end still tells whether it is NULL.
                     Kind::Col(id) => {
                         let v = pipe.env.get(id).cloned().expect("a column in scope");
-                        self.register(pipe, &v, *id);
+                        self.register(pipe, *id);
                         v.null
                     }
                     _ => self.value(pipe, a)?.null,
@@ -406,7 +409,9 @@ impl Emitter<'_> {
         let (va, vb) = (self.value(pipe, a)?, self.value(pipe, b)?);
         let null = any_null([va.null.clone(), vb.null.clone()]);
         let code = match (va.form, vb.form) {
-            (Form::Dict(..), Form::Dict(..)) if va.form == vb.form => format!("{} {symbol} {}", va.code, vb.code),
+            (Form::Dict(..), Form::Dict(..)) if va.form == vb.form => {
+                format!("{} {symbol} {}", va.code, vb.code)
+            }
             (Form::Packed, _) | (_, Form::Packed) => {
                 let (pa, pb) = (self.packed(pipe, a)?, self.packed(pipe, b)?);
                 format!("{} {symbol} {}", pa.code, pb.code)
@@ -477,21 +482,22 @@ impl Emitter<'_> {
         if let Some(Form::Dict(t, c)) = codes {
             form = Form::Dict(t, c);
         }
-        let branch = |this: &mut Self, pipe: &mut Pipe, v: &Expr| -> Result<(String, Option<String>), Fault> {
-            if v.kind == Kind::Null {
-                let zero = if form == Form::Text { "Str{nullptr, 0}" } else { "0" };
-                return Ok((zero.to_owned(), Some("true".to_owned())));
-            }
-            let value = if form == Form::Text { this.text(pipe, v)? } else { this.value(pipe, v)? };
-            let code = match form {
-                Form::Int(Elem::I128) => as_i128(&value),
-                Form::Int(_) => as_i64(&value),
-                Form::Float => this.to_float(&value, v.ty),
-                Form::Dict(..) => format!("u32({})", value.code),
-                _ => value.code,
+        let branch =
+            |this: &mut Self, pipe: &mut Pipe, v: &Expr| -> Result<(String, Option<String>), Fault> {
+                if v.kind == Kind::Null {
+                    let zero = if form == Form::Text { "Str{nullptr, 0}" } else { "0" };
+                    return Ok((zero.to_owned(), Some("true".to_owned())));
+                }
+                let value = if form == Form::Text { this.text(pipe, v)? } else { this.value(pipe, v)? };
+                let code = match form {
+                    Form::Int(Elem::I128) => as_i128(&value),
+                    Form::Int(_) => as_i64(&value),
+                    Form::Float => this.to_float(&value, v.ty),
+                    Form::Dict(..) => format!("u32({})", value.code),
+                    _ => value.code,
+                };
+                Ok((code, value.null))
             };
-            Ok((code, value.null))
-        };
         let (mut code, mut null) = (String::new(), String::new());
         let mut nullable = other.is_none();
         for (when, then) in arms {
@@ -516,7 +522,8 @@ impl Emitter<'_> {
         if from == to {
             return Ok(v);
         }
-        let whole = |ty: SqlType| matches!(ty, SqlType::Int8 | SqlType::Int16 | SqlType::Int32 | SqlType::Int64);
+        let whole =
+            |ty: SqlType| matches!(ty, SqlType::Int8 | SqlType::Int16 | SqlType::Int32 | SqlType::Int64);
         let decimal = |ty: SqlType| matches!(ty, SqlType::Decimal(..));
         if is_float(to) && (whole(from) || decimal(from) || is_float(from)) {
             if to == SqlType::Float32 {
@@ -577,7 +584,7 @@ impl Emitter<'_> {
         let (Some(&id), 1) = (columns.first(), columns.len()) else { return Ok(None) };
         let Some(v) = pipe.env.get(&id).cloned() else { return Ok(None) };
         let Form::Dict(t, c) = v.form else { return Ok(None) };
-        self.register(pipe, &v, id);
+        self.register(pipe, id);
         let table = self.dictionary_predicate(t, c, id, e)?;
         let code = format!("{}[{}] != 0", pipe.buffer(&table), v.code);
         Ok(Some(strict_bool(code, v.null)))

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dkb_kernels::{
-    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Reduce, ResultColumn, ResultSpec, Shard,
-    Size, SqlType, Start,
+    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Reduce, ResultColumn,
+    ResultSpec, Shard, Size, SqlType, Start,
 };
 use indexmap::IndexMap;
 
@@ -57,6 +57,9 @@ impl Stored {
     }
 }
 
+/// A kernel over the entries of a dictionary: its predicates, each with the buffer of its flags.
+type DictionaryKernel = (Pipe, Vec<(String, String)>);
+
 /// The plan under construction.
 pub(crate) struct Emitter<'a> {
     pub(crate) tables: &'a [TableInfo],
@@ -74,8 +77,7 @@ pub(crate) struct Emitter<'a> {
     pub(crate) phases: Vec<Phase>,
     pub(crate) assumes: Vec<String>,
     pub(crate) kernels: Vec<String>,
-    /// Kernels over dictionaries, with the predicates that they evaluate.
-    dictionaries: IndexMap<(usize, usize), (Pipe, Vec<(String, String)>)>,
+    dictionaries: IndexMap<(usize, usize), DictionaryKernel>,
     /// Aggregates and build sides that exist already, by what they compute.
     pub(crate) states: HashMap<String, crate::aggregate::AggState>,
     pub(crate) lookups: HashMap<String, (crate::join::Lookup, Vec<crate::pipe::Dependency>)>,
@@ -155,7 +157,14 @@ impl<'a> Emitter<'a> {
 
     // ------------------------------------------------------------ declarations
 
-    pub(crate) fn declare(&mut self, name: String, ty: Elem, len: &str, start: Start, reduce: Reduce) -> String {
+    pub(crate) fn declare(
+        &mut self,
+        name: String,
+        ty: Elem,
+        len: &str,
+        start: Start,
+        reduce: Reduce,
+    ) -> String {
         self.buffers.push(Buffer { name: name.clone(), ty, len: len.to_owned(), start, reduce });
         name
     }
@@ -207,7 +216,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Declares what reading a column's value takes as arguments of the pipeline's kernel.
-    pub(crate) fn register(&mut self, pipe: &mut Pipe, _value: &Value, id: ColId) {
+    pub(crate) fn register(&mut self, pipe: &mut Pipe, id: ColId) {
         for arg in pipe.needs.get(&id).cloned().unwrap_or_default() {
             if let Arg::Column(t, c) | Arg::Offsets(t, c) = &arg {
                 let table = self.tables.iter().position(|i| i.name == *t).expect("a table of the query");
@@ -283,7 +292,8 @@ impl<'a> Emitter<'a> {
                         pipe.keep_if(&truth);
                     }
                     pipe.rows = rows;
-                    pipe.steps.push(format!("filter ({} conditions), about {rows:.0} rows", predicates.len()));
+                    pipe.steps
+                        .push(format!("filter ({} conditions), about {rows:.0} rows", predicates.len()));
                 }
                 Ok(pipes)
             }
@@ -319,7 +329,8 @@ impl<'a> Emitter<'a> {
         required: &BTreeSet<ColId>,
     ) -> Result<Pipe, Fault> {
         let info = &self.tables[table];
-        let mut pipe = Pipe::new(Over::Table(info.name.clone()), "i", Some(info.rows.into()), info.rows as f64);
+        let mut pipe =
+            Pipe::new(Over::Table(info.name.clone()), "i", Some(info.rows.into()), info.rows as f64);
         pipe.steps.push(format!("scan {} ({} rows)", info.name, info.rows));
         pipe.arg(Arg::Rows);
         self.inputs.entry(info.name.clone()).or_default();
@@ -439,7 +450,13 @@ impl<'a> Emitter<'a> {
         Ok((v, elem))
     }
 
-    fn register_valid(&mut self, pipe: &mut Pipe, t: usize, c: usize, valid: Option<Arg>) -> Result<(), Fault> {
+    fn register_valid(
+        &mut self,
+        pipe: &mut Pipe,
+        t: usize,
+        c: usize,
+        valid: Option<Arg>,
+    ) -> Result<(), Fault> {
         self.input(t, c)?;
         if let Some(valid) = valid {
             pipe.arg(valid);
@@ -458,7 +475,13 @@ impl<'a> Emitter<'a> {
     // ------------------------------------------------------------ closing
 
     /// Closes a pipeline: adds its kernel and the phase that launches it.
-    pub(crate) fn close(&mut self, mut pipe: Pipe, name: &str, mut writes: Vec<String>, merge: Option<Launch>) {
+    pub(crate) fn close(
+        &mut self,
+        mut pipe: Pipe,
+        name: &str,
+        mut writes: Vec<String>,
+        merge: Option<Launch>,
+    ) {
         writes.append(&mut pipe.writes);
         // What several phases write is complete when the last of them ends.
         for phase in &mut self.phases {
@@ -575,10 +598,11 @@ impl<'a> Emitter<'a> {
     fn close_dictionaries(&mut self) {
         let mut phases = Vec::new();
         for ((t, c), (mut pipe, _)) in std::mem::take(&mut self.dictionaries) {
-            let name = format!("dict_{}_{}", self.tables[t].name, arg_name(&Arg::Column(
-                String::new(),
-                self.tables[t].schema.field(c).name().clone(),
-            )));
+            let name = format!(
+                "dict_{}_{}",
+                self.tables[t].name,
+                arg_name(&Arg::Column(String::new(), self.tables[t].schema.field(c).name().clone(),))
+            );
             pipe.arg(Arg::Rows);
             pipe.steps.push(format!("predicates over the entries of {}", pipe.over));
             let launch = self.kernel(&pipe, &name);

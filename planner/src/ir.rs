@@ -126,7 +126,9 @@ impl Expr {
     pub(crate) fn children(&self) -> Vec<&Expr> {
         match &self.kind {
             Kind::Col(_) | Kind::Param(_) | Kind::Null | Kind::Bool(_) => vec![],
-            Kind::Arith(_, a, b) | Kind::Cmp(_, a, b) | Kind::Like(a, b) | Kind::NullIfZero(a, b) => vec![a, b],
+            Kind::Arith(_, a, b) | Kind::Cmp(_, a, b) | Kind::Like(a, b) | Kind::NullIfZero(a, b) => {
+                vec![a, b]
+            }
             Kind::And(list) | Kind::Or(list) => list.iter().collect(),
             Kind::Not(a) | Kind::IsNull(a) | Kind::Cast(a) | Kind::Extract(_, a) => vec![a],
             Kind::Case(arms, other) => {
@@ -237,11 +239,20 @@ pub(crate) struct Aggregate {
 #[derive(Debug, Clone)]
 pub(crate) enum Rel {
     /// A table, by index, with the columns read: id and column index.
-    Scan { table: usize, columns: Vec<(ColId, usize)> },
+    Scan {
+        table: usize,
+        columns: Vec<(ColId, usize)>,
+    },
     /// Rows for which every predicate is true.
-    Filter { input: Box<Rel>, predicates: Vec<Expr> },
+    Filter {
+        input: Box<Rel>,
+        predicates: Vec<Expr>,
+    },
     /// Further columns.
-    Map { input: Box<Rel>, defs: Vec<(ColId, Expr)> },
+    Map {
+        input: Box<Rel>,
+        defs: Vec<(ColId, Expr)>,
+    },
     Join(Join),
     Aggregate(Aggregate),
     /// One row without columns.

@@ -22,7 +22,13 @@ pub(crate) enum Lookup {
     /// Bitmap and arrays indexed by the key.
     Direct { name: String, domain: Domain, payload: BTreeMap<ColId, Stored> },
     /// Appended rows, linked by key.
-    Rows { name: String, index: Index, unique: bool, payload: BTreeMap<ColId, Stored>, matched: Option<String> },
+    Rows {
+        name: String,
+        index: Index,
+        unique: bool,
+        payload: BTreeMap<ColId, Stored>,
+        matched: Option<String>,
+    },
 }
 
 /// A step between an aggregate and the join that probes it.
@@ -62,12 +68,12 @@ impl Emitter<'_> {
         let payload: BTreeSet<ColId> = needed.intersection(&right_columns).copied().collect();
         let mut left: BTreeSet<ColId> = needed.difference(&right_columns).copied().collect();
         join.on.iter().for_each(|(l, _)| l.collect(&mut left));
-        // Scalars and groups in place need no rows; the rest is built before the left side opens.
+        // The right side is complete before the left side's pipelines open.
         let built = self.build(join, payload)?;
         let mut pipes = self.produce(&join.left, &left)?;
         let mut unmatched = None;
         for pipe in &mut pipes {
-            self.probe(pipe, join, &built, &left, required)?;
+            self.probe(pipe, join, &built)?;
         }
         if join.kind == JoinKind::Full {
             unmatched = Some(self.unmatched(&pipes[0], &built, &left)?);
@@ -184,7 +190,10 @@ impl Emitter<'_> {
             self.shardable.retain(|(name, ..)| *name != state.name);
         }
         if state.keys.iter().any(|k| matches!(k, KeyColumn::Determined(_))) {
-            return Err(PlanError::Unsupported("a lookup by keys of which one determines another".to_owned()).into());
+            return Err(PlanError::Unsupported(
+                "a lookup by keys of which one determines another".to_owned(),
+            )
+            .into());
         }
         let keys: BTreeSet<ColId> = agg.keys.iter().copied().collect();
         let dependencies = vec![(keys, join.right.outputs())];
@@ -211,10 +220,8 @@ impl Emitter<'_> {
         let (min, max) = self.columns[key].range.expect("dense keys have ranges");
         let span = u128::try_from(max - min + 1).expect("dense keys have small domains");
         let domain = Domain { min, span, nullable: false };
-        self.sizes.insert(
-            format!("{name}_keys"),
-            Size { value: span.to_string(), counter: None, pow2: false },
-        );
+        self.sizes
+            .insert(format!("{name}_keys"), Size { value: span.to_string(), counter: None, pow2: false });
         let keys_len = format!("{name}_keys");
         let bits = self.declare(
             format!("{name}_bits"),
@@ -224,7 +231,8 @@ impl Emitter<'_> {
             Reduce::Or,
         );
         let mut writes = vec![bits.clone()];
-        let mut stored = self.payload(&mut pipes, &name, &payload, &keys_len, Start::Zero, Reduce::Or, &mut writes)?;
+        let mut stored =
+            self.payload(&mut pipes, &name, &payload, &keys_len, Start::Zero, Reduce::Or, &mut writes)?;
         let is_unique = unique.is_some();
         let assumes = unique.unwrap_or_default();
         let checked = !assumes.is_empty();
@@ -413,14 +421,17 @@ impl Emitter<'_> {
             Some(span) if (span as f64) <= base_rows * 8.0 + 65_536.0 => {
                 Index::Dense(domains.iter().map(|d| d.expect("bounded")).collect(), span)
             }
-            Some(span) if span < 1 << 63 => Index::Hash(domains.iter().map(|d| d.expect("bounded")).collect()),
+            Some(span) if span < 1 << 63 => {
+                Index::Hash(domains.iter().map(|d| d.expect("bounded")).collect())
+            }
             _ => Index::Wide(wide_words),
         };
         let key_len = match index {
             Index::Wide(words) => format!("{name} * {words}"),
             _ => name.clone(),
         };
-        let key_buffer = self.declare(format!("{name}_key"), Elem::U64, &key_len, Start::Poison, Reduce::Concat);
+        let key_buffer =
+            self.declare(format!("{name}_key"), Elem::U64, &key_len, Start::Poison, Reduce::Concat);
         let mut writes = vec![counter.clone(), key_buffer.clone()];
         let stored =
             self.payload(&mut pipes, &name, &payload, &name, Start::Poison, Reduce::Concat, &mut writes)?;
@@ -440,7 +451,9 @@ impl Emitter<'_> {
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len(name.clone())));
             let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
             let words = match &index {
-                Index::Dense(domains, _) | Index::Hash(domains) => vec![format!("{} + 1", number(&values, domains))],
+                Index::Dense(domains, _) | Index::Hash(domains) => {
+                    vec![format!("{} + 1", number(&values, domains))]
+                }
                 Index::Wide(_) => values.iter().flat_map(key_words).collect(),
             };
             pipe.line(format!("const u64 {name}_row = append({count});"));
@@ -473,9 +486,8 @@ impl Emitter<'_> {
             self.close(pipe, &phase, writes, None);
         }
         self.link(&name, &index, unique.as_deref())?;
-        let matched = (join.kind == JoinKind::Full).then(|| {
-            self.declare(format!("{name}_matched"), Elem::U8, &name, Start::Zero, Reduce::Or)
-        });
+        let matched = (join.kind == JoinKind::Full)
+            .then(|| self.declare(format!("{name}_matched"), Elem::U8, &name, Start::Zero, Reduce::Or));
         if unique.is_some() {
             dependencies.push((key_columns.iter().copied().collect(), join.right.outputs()));
         }
@@ -498,10 +510,8 @@ impl Emitter<'_> {
         let mut body = format!("  DKB_ROWS(i, filled({name}_count, {name}_len)) {{\n");
         match index {
             Index::Dense(_, span) => {
-                self.sizes.insert(
-                    table.clone(),
-                    Size { value: span.to_string(), counter: None, pow2: false },
-                );
+                self.sizes
+                    .insert(table.clone(), Size { value: span.to_string(), counter: None, pow2: false });
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
                 body += &format!("    if ({name}_key[i] == 0) continue;\n");
                 body += &format!("    const u64 slot = {name}_key[i] - 1;\n");
@@ -509,10 +519,13 @@ impl Emitter<'_> {
             Index::Hash(_) => {
                 let count = self.declare_size(&table, format!("2 * {name}"), true, Reduce::None);
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
-                let keys = self.declare(format!("{table}_keys"), Elem::U64, &table, Start::Zero, Reduce::None);
+                let keys =
+                    self.declare(format!("{table}_keys"), Elem::U64, &table, Start::Zero, Reduce::None);
                 args.extend([Arg::Len(table.clone()), Arg::Buffer(count.clone()), Arg::Buffer(keys.clone())]);
                 body += &format!("    if ({name}_key[i] == 0) continue;\n");
-                body += &format!("    const u64 slot = hash_insert({keys}, {table}_len, {count}, {name}_key[i]);\n");
+                body += &format!(
+                    "    const u64 slot = hash_insert({keys}, {table}_len, {count}, {name}_key[i]);\n"
+                );
                 body += "    if (slot == DKB_NONE) continue;\n";
             }
             Index::Wide(words) => {
@@ -520,17 +533,20 @@ impl Emitter<'_> {
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
                 let len = format!("{table} * {words}");
                 let keys = self.declare(format!("{table}_keys"), Elem::U64, &len, Start::Zero, Reduce::None);
-                let state = self.declare(format!("{table}_state"), Elem::U32, &table, Start::Zero, Reduce::None);
+                let state =
+                    self.declare(format!("{table}_state"), Elem::U32, &table, Start::Zero, Reduce::None);
                 args.extend([
                     Arg::Len(table.clone()),
                     Arg::Buffer(count.clone()),
                     Arg::Buffer(state.clone()),
                     Arg::Buffer(keys.clone()),
                 ]);
-                let list: Vec<String> = (0..*words).map(|w| format!("{name}_key[i * {words} + {w}]")).collect();
+                let list: Vec<String> =
+                    (0..*words).map(|w| format!("{name}_key[i * {words} + {w}]")).collect();
                 body += &format!("    const u64 key[{words}] = {{{}}};\n", list.join(", "));
-                body +=
-                    &format!("    const u64 slot = hash_insert({state}, {keys}, {table}_len, {count}, key);\n");
+                body += &format!(
+                    "    const u64 slot = hash_insert({state}, {keys}, {table}_len, {count}, key);\n"
+                );
                 body += "    if (slot == DKB_NONE) continue;\n";
             }
         }
@@ -564,14 +580,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn probe(
-        &mut self,
-        pipe: &mut Pipe,
-        join: &Join,
-        built: &Built,
-        left: &BTreeSet<ColId>,
-        required: &BTreeSet<ColId>,
-    ) -> Result<(), Fault> {
+    fn probe(&mut self, pipe: &mut Pipe, join: &Join, built: &Built) -> Result<(), Fault> {
         let serial = self.next_serial();
         let matched = format!("m{serial}");
         let mut conditions = join.filter.clone();
@@ -607,7 +616,10 @@ impl Emitter<'_> {
             Lookup::Direct { name, domain, payload } => {
                 let key = format!("k{serial}");
                 let inside = self.inside(&left_exprs, &values, std::slice::from_ref(domain));
-                pipe.line(format!("const u64 {key} = {};  // probe {name}", Self::place(&values[0], *domain)));
+                pipe.line(format!(
+                    "const u64 {key} = {};  // probe {name}",
+                    Self::place(&values[0], *domain)
+                ));
                 let (bits, len) =
                     (pipe.buffer(&format!("{name}_bits")), pipe.arg(Arg::Len(format!("{name}_keys"))));
                 let test = format!("bit_test({bits}, {len}, {key})");
@@ -646,7 +658,8 @@ impl Emitter<'_> {
             }
             Lookup::Rows { name, index, unique, payload, matched: flags } => {
                 let row = format!("r{serial}");
-                let first = self.first_link(pipe, name, index, &left_exprs, &values, null.as_deref(), serial)?;
+                let first =
+                    self.first_link(pipe, name, index, &left_exprs, &values, null.as_deref(), serial)?;
                 let mut scope = BTreeMap::new();
                 for (id, stored) in payload {
                     scope.insert(*id, stored.at(&format!("{row} - 1")));
@@ -663,7 +676,9 @@ impl Emitter<'_> {
                     match join.kind {
                         JoinKind::Inner => {
                             let next = next(pipe);
-                            pipe.open(format!("for (u32 {row} = {first}; {row}; {row} = {next}) {{  // probe {name}"));
+                            pipe.open(format!(
+                                "for (u32 {row} = {first}; {row}; {row} = {next}) {{  // probe {name}"
+                            ));
                             enter(pipe, scope, None);
                             for c in &conditions {
                                 let truth = self.truth(pipe, c)?;
@@ -687,7 +702,8 @@ impl Emitter<'_> {
                             let saved = (pipe.env.clone(), pipe.needs.clone());
                             enter(pipe, scope.clone(), None);
                             let all = Expr::bool(Kind::And(conditions.clone()));
-                            let truth = (!conditions.is_empty()).then(|| self.truth(pipe, &all)).transpose()?;
+                            let truth =
+                                (!conditions.is_empty()).then(|| self.truth(pipe, &all)).transpose()?;
                             (pipe.env, pipe.needs) = saved;
                             let next = next(pipe);
                             pipe.line(format!("u32 {row}_next = {first};  // probe {name}"));
@@ -710,10 +726,13 @@ impl Emitter<'_> {
                         }
                     }
                 }
-                pipe.steps.push(describe(join.kind, name, if *unique { "unique rows" } else { "linked rows" }));
+                pipe.steps.push(describe(
+                    join.kind,
+                    name,
+                    if *unique { "unique rows" } else { "linked rows" },
+                ));
             }
         }
-        let _ = (left, required);
         if matches!(join.kind, JoinKind::Inner | JoinKind::Left) {
             pipe.dependencies.extend(built.dependencies.iter().cloned());
             let pairs = join.on.iter().filter_map(|(l, r)| match (&l.kind, &r.kind) {
@@ -887,7 +906,8 @@ impl Emitter<'_> {
                 if let Groups::Direct { .. } = state.groups {
                     pipe.line(format!("const u64 {slot} = {usable} ? {code} : DKB_NONE;  // probe {name}"));
                 } else {
-                    let (table, len) = (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.clone())));
+                    let (table, len) =
+                        (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.clone())));
                     pipe.line(format!(
                         "const u64 {slot} = {usable} ? hash_find({table}, {len}, {code} + 1) : DKB_NONE;  // probe {name}"
                     ));

@@ -121,7 +121,13 @@ impl<'a> Lowering<'a> {
         let declared = decls.iter().map(|d| {
             (d.name.clone(), Param { ty: d.ty, default: Some(d.default.clone()), value: None, digits: None })
         });
-        Lowering { tables, columns: Vec::new(), params: declared.collect(), lifted: HashMap::new(), scalars: Vec::new() }
+        Lowering {
+            tables,
+            columns: Vec::new(),
+            params: declared.collect(),
+            lifted: HashMap::new(),
+            scalars: Vec::new(),
+        }
     }
 
     fn define(&mut self, name: &str, ty: SqlType, distinct: f64) -> ColId {
@@ -267,9 +273,8 @@ impl<'a> Lowering<'a> {
             // Order does not matter below the top, unless a limit cuts it.
             LogicalPlan::Sort(s) if s.fetch.is_none() => self.plan(&s.input),
             LogicalPlan::EmptyRelation(e) => {
-                let outputs = e.schema.fields().iter().map(|f| {
-                    Ok(Expr::new(Kind::Null, known_type(f.data_type())?))
-                });
+                let outputs =
+                    e.schema.fields().iter().map(|f| Ok(Expr::new(Kind::Null, known_type(f.data_type())?)));
                 let outputs = outputs.collect::<Result<_, PlanError>>()?;
                 let never = if e.produce_one_row { vec![] } else { vec![Expr::bool(Kind::Bool(false))] };
                 Ok(Lowered { rel: Rel::Once.filtered(never), outputs })
@@ -299,8 +304,13 @@ impl<'a> Lowering<'a> {
             match rel {
                 Rel::Map { input, .. } => one_row(input),
                 Rel::Aggregate(agg) => agg.keys.is_empty(),
-                Rel::Join(join) => join.kind == JoinKind::Inner && join.on.is_empty() && join.filter.is_empty()
-                    && one_row(&join.left) && one_row(&join.right),
+                Rel::Join(join) => {
+                    join.kind == JoinKind::Inner
+                        && join.on.is_empty()
+                        && join.filter.is_empty()
+                        && one_row(&join.left)
+                        && one_row(&join.right)
+                }
                 Rel::Once => true,
                 _ => false,
             }
@@ -348,7 +358,7 @@ impl<'a> Lowering<'a> {
         }
         let scope = Scope { parts: vec![(&scan.projected_schema, &outputs)] };
         let mut predicates = Vec::new();
-        
+
         for filter in &scan.filters {
             conjuncts(self.expr(filter, &scope)?, &mut predicates);
         }
@@ -465,7 +475,15 @@ impl<'a> Lowering<'a> {
             let ty = known_type(field.data_type())?;
             let distinct_call = call.params.distinct && !matches!(call.func.name(), "min" | "max");
             if !distinct_call {
-                outputs.push(self.aggregate_call(call, ty, field.name(), grouped, schema, &scope, &mut accs)?);
+                outputs.push(self.aggregate_call(
+                    call,
+                    ty,
+                    field.name(),
+                    grouped,
+                    schema,
+                    &scope,
+                    &mut accs,
+                )?);
                 continue;
             }
             let [arg] = call.params.args.as_slice() else {
@@ -493,7 +511,15 @@ impl<'a> Lowering<'a> {
             let call = call.clone();
             let column = Expr::col(id, value.ty);
             let nullable = arg.nullable(schema).unwrap_or(true);
-            outputs.push(self.call(call.func.name(), column, nullable, ty, field.name(), grouped, &mut distinct.accs)?);
+            outputs.push(self.call(
+                call.func.name(),
+                column,
+                nullable,
+                ty,
+                field.name(),
+                grouped,
+                &mut distinct.accs,
+            )?);
         }
         let input = Box::new(input.rel.mapped(defs));
         let rel = match distinct.id {
@@ -708,12 +734,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn binary(
-        &mut self,
-        e: &df::Expr,
-        b: &df::BinaryExpr,
-        scope: &Scope<'_>,
-    ) -> Result<Expr, PlanError> {
+    fn binary(&mut self, e: &df::Expr, b: &df::BinaryExpr, scope: &Scope<'_>) -> Result<Expr, PlanError> {
         let left = Box::new(self.expr(&b.left, scope)?);
         let right = Box::new(self.expr(&b.right, scope)?);
         let cmp = |op| Ok(Expr::bool(Kind::Cmp(op, left.clone(), right.clone())));
@@ -742,11 +763,7 @@ impl<'a> Lowering<'a> {
         Ok(Expr::new(Kind::Arith(arith, left, right), ty))
     }
 
-    fn function(
-        &mut self,
-        f: &df::expr::ScalarFunction,
-        scope: &Scope<'_>,
-    ) -> Result<Expr, PlanError> {
+    fn function(&mut self, f: &df::expr::ScalarFunction, scope: &Scope<'_>) -> Result<Expr, PlanError> {
         match (f.func.name(), f.args.as_slice()) {
             ("date_part", [part, date]) => {
                 let df::Expr::Literal(part, _) = part else { return unsupported("date_part of a column") };
@@ -775,7 +792,8 @@ impl<'a> Lowering<'a> {
                 }
                 let last = lowered.pop().ok_or_else(|| PlanError::Query("coalesce()".to_owned()))?;
                 let ty = last.ty;
-                let arms = lowered.into_iter().map(|a| (not(Expr::bool(Kind::IsNull(Box::new(a.clone())))), a));
+                let arms =
+                    lowered.into_iter().map(|a| (not(Expr::bool(Kind::IsNull(Box::new(a.clone())))), a));
                 Ok(Expr::new(Kind::Case(arms.collect(), Some(Box::new(last))), ty))
             }
             (name, _) => unsupported(format!("function {name}")),

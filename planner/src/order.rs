@@ -153,7 +153,9 @@ impl Order<'_> {
             let touched = leaves_of(&f, &owner);
             match (&f.kind, touched.len()) {
                 (_, 1) => own[*touched.first().expect("one leaf")].push(f),
-                (Kind::Cmp(Cmp::Eq, a, b), 2) if leaves_of(a, &owner).len() == 1 && leaves_of(b, &owner).len() == 1 => {
+                (Kind::Cmp(Cmp::Eq, a, b), 2)
+                    if leaves_of(a, &owner).len() == 1 && leaves_of(b, &owner).len() == 1 =>
+                {
                     pairs.push(((**a).clone(), (**b).clone()));
                 }
                 _ => rest.push(f),
@@ -228,10 +230,12 @@ impl Order<'_> {
     fn aggregate_early(&mut self, mut agg: Aggregate) -> Aggregate {
         let Rel::Join(join) = &mut *agg.input else { return agg };
         let right = join.right.outputs();
-        let from_right = |a: &Acc| a.arg.as_ref().is_some_and(|e| {
-            let columns = e.columns();
-            !columns.is_empty() && columns.is_subset(&right)
-        });
+        let from_right = |a: &Acc| {
+            a.arg.as_ref().is_some_and(|e| {
+                let columns = e.columns();
+                !columns.is_empty() && columns.is_subset(&right)
+            })
+        };
         let keys: Option<Vec<ColId>> = join
             .on
             .iter()
@@ -289,7 +293,8 @@ impl Order<'_> {
         if let Some((_, l, r, source)) = best {
             self.note_reduction(r);
             let on = vec![(self.column(r), self.column(l))];
-            *join.right = below_aggregate(*join.right, &mut |input| semi_join(input, source.clone(), on.clone()));
+            *join.right =
+                below_aggregate(*join.right, &mut |input| semi_join(input, source.clone(), on.clone()));
         }
         join
     }
@@ -361,18 +366,20 @@ impl Order<'_> {
         let own_columns = graph.leaves[node].outputs();
         let mut steps: Vec<(f64, Step)> = Vec::new();
         // Semi-joins that look at this leaf alone run in its own pipeline.
-        let (mine, others): (Vec<Join>, Vec<Join>) = std::mem::take(&mut graph.semis).into_iter().partition(|s| {
-            let right = s.right.outputs();
-            let on = s.on.iter().flat_map(|(l, _)| l.columns());
-            let filter = s.filter.iter().flat_map(|f| f.columns()).filter(|c| !right.contains(c));
-            on.chain(filter).all(|c| own_columns.contains(&c))
-        });
+        let (mine, others): (Vec<Join>, Vec<Join>) =
+            std::mem::take(&mut graph.semis).into_iter().partition(|s| {
+                let right = s.right.outputs();
+                let on = s.on.iter().flat_map(|(l, _)| l.columns());
+                let filter = s.filter.iter().flat_map(|f| f.columns()).filter(|c| !right.contains(c));
+                on.chain(filter).all(|c| own_columns.contains(&c))
+            });
         graph.semis = others;
         for semi in mine {
             steps.push((self.semi_fraction(&semi), Step::Semi(semi)));
         }
         let children: Vec<usize> = (0..tree.parent.len()).filter(|c| tree.parent[*c] == Some(node)).collect();
-        let (early, late): (Vec<usize>, Vec<usize>) = children.into_iter().partition(|c| !tree.late.contains(c));
+        let (early, late): (Vec<usize>, Vec<usize>) =
+            children.into_iter().partition(|c| !tree.late.contains(c));
         for child in early {
             self.reduce(child, graph);
             let (rel, covered) = self.place(child, tree, graph);
@@ -453,7 +460,8 @@ impl Order<'_> {
         let on = vec![(self.column(key), self.column(member))];
         if agg.is_some() {
             self.note_reduction(key);
-            graph.leaves[child] = below_aggregate(leaf, &mut |input| semi_join(input, right.clone(), on.clone()));
+            graph.leaves[child] =
+                below_aggregate(leaf, &mut |input| semi_join(input, right.clone(), on.clone()));
         } else {
             let name = &self.columns[key].name;
             self.notes.push(format!("build side reduced by a semi-join on {name}"));
@@ -712,7 +720,8 @@ fn shared(
     child: usize,
 ) -> BTreeSet<ColId> {
     let owned = |c: &ColId| owner.get(c).copied();
-    let touching = classes.iter().filter(|class| class.iter().any(|c| owned(c).is_some_and(|l| with.contains(&l))));
+    let touching =
+        classes.iter().filter(|class| class.iter().any(|c| owned(c).is_some_and(|l| with.contains(&l))));
     touching.flatten().copied().filter(|c| owned(c) == Some(child)).collect()
 }
 

@@ -173,9 +173,9 @@ pub(crate) fn arg_name(arg: &Arg) -> String {
 fn column_name(name: &str) -> String {
     let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
     let starts = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-    let generated = name.strip_prefix(['a', 'b', 'r', 'm', 'k', 'v', 'p', 'd']).is_some_and(|rest| {
-        rest.starts_with(|c: char| c.is_ascii_digit())
-    });
+    let generated = name
+        .strip_prefix(['a', 'b', 'r', 'm', 'k', 'v', 'p', 'd'])
+        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     if plain && starts && name.contains('_') && !generated && !RESERVED.contains(&name) {
         return name.to_owned();
     }

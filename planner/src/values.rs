@@ -28,7 +28,9 @@ pub(crate) fn parse(text: &str, ty: SqlType) -> Result<ParamValue, String> {
         SqlType::Float32 | SqlType::Float64 => {
             text.parse().map(ParamValue::Float).map_err(|_| bad("a floating-point number"))
         }
-        SqlType::Date => date(text).map(|d| ParamValue::Int(d.into())).ok_or_else(|| bad("a date (YYYY-MM-DD)")),
+        SqlType::Date => {
+            date(text).map(|d| ParamValue::Int(d.into())).ok_or_else(|| bad("a date (YYYY-MM-DD)"))
+        }
         SqlType::Timestamp => {
             let (day, time) = text.split_once([' ', 'T']).unwrap_or((text, "00:00:00"));
             let micros = date(day).zip(time_of_day(time)).map(|(d, t)| i128::from(d) * 86_400_000_000 + t);

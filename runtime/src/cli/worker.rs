@@ -15,8 +15,8 @@ use arrow::array::RecordBatch;
 use super::args::{Fallback, LoadMode, Target};
 use super::fallback;
 use super::protocol::{
-    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, encode_batch,
-    read_message, write_message,
+    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, encode_batch, read_message,
+    write_message,
 };
 use crate::device::{DeviceError, DeviceKind, DeviceSpec};
 use crate::exec::Error;

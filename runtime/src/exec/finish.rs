@@ -267,7 +267,10 @@ mod unit_tests {
         assert_eq!(all(&[wide.key(false, false), nulls.key(false, false)]), [3, 1, 2, 0]);
         assert_eq!(all(&[wide.key(false, false), nulls.key(true, true)]), [1, 3, 2, 0]);
         assert_eq!(all(&[nulls.key(false, true), wide.key(true, false)]), [1, 3, 0, 2]);
-        assert_eq!(all(&[wide.key(true, false), wide.key(false, false), nulls.key(false, true)]), [0, 2, 1, 3]);
+        assert_eq!(
+            all(&[wide.key(true, false), wide.key(false, false), nulls.key(false, true)]),
+            [0, 2, 1, 3]
+        );
         let valid = Column { valid: Some(vec![1, 1, 0, 1]), ..Column::wide(&[i128::MAX, i128::MIN, 0, 1]) };
         assert_eq!(all(&[valid.key(true, true)]), [2, 0, 3, 1]);
         assert_eq!(all(&[valid.key(false, false)]), [1, 3, 0, 2]);
@@ -300,7 +303,8 @@ mod unit_tests {
 
     #[test]
     fn ranks_follow_text_order() {
-        let texts = [Some("same b"), Some("same a, long"), None, Some("same b"), Some("same"), Some("same a, lo")];
+        let texts =
+            [Some("same b"), Some("same a, long"), None, Some("same b"), Some("same"), Some("same a, lo")];
         let ranks = Ranks::new(&texts);
         let column = ranks.column();
         let got: Vec<_> = (0..texts.len()).map(|r| column.is_valid(r).then(|| column.order(r))).collect();

@@ -100,14 +100,20 @@ impl RawColumn<'_> {
         &self,
         from: impl Fn([u8; N]) -> T + Copy,
     ) -> Option<(i128, i128)> {
+        // One pass: the first value stands in for NULLs.
         let values = self.data.as_chunks().0.iter().map(|bytes| from(*bytes));
+        let widen = |(low, high): (T, T), value: T| (low.min(value), high.max(value));
         let (low, high) = match self.valid {
-            None => values.clone().min().zip(values.max()),
-            Some(valid) => {
-                let given = values.zip(valid).filter_map(|(value, valid)| (*valid != 0).then_some(value));
-                given.clone().min().zip(given.max())
+            None => {
+                let first = values.clone().next()?;
+                values.fold((first, first), widen)
             }
-        }?;
+            Some(valid) => {
+                let first = values.clone().zip(valid).find(|(_, valid)| **valid != 0)?.0;
+                let given = values.zip(valid).map(|(value, valid)| if *valid != 0 { value } else { first });
+                given.fold((first, first), widen)
+            }
+        };
         Some((low.into(), high.into()))
     }
 
@@ -409,8 +415,11 @@ fn texts(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> 
         let mut misfit = None;
         column.ints(0..rows, |row, code| {
             if column.is_valid(row) {
-                match usize::try_from(code).ok().and_then(|code| dictionary.offsets.get(code..=code + 1)) {
-                    Some(ends) => bytes.extend_from_slice(&dictionary.bytes[ends[0] as usize..ends[1] as usize]),
+                match usize::try_from(code).ok().filter(|code| *code < dictionary.len()) {
+                    Some(at) => {
+                        let (from, to) = (dictionary.offsets[at], dictionary.offsets[at + 1]);
+                        bytes.extend_from_slice(&dictionary.bytes[from as usize..to as usize]);
+                    }
                     None => misfit = Some(code),
                 }
             }

@@ -20,7 +20,7 @@ const ROWS: i64 = 10_000;
 
 /// Table `t`: `k` = row number, `v` = k % 100 - 50 and NULL where k % 7 = 0, `s` one of five texts, `u`
 /// unique text. Table `none` is empty.
-fn data() -> TempDir {
+pub(super) fn data() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let k = Int64Array::from_iter_values(0..ROWS);
     let v = Int32Array::from_iter((0..ROWS).map(value));
@@ -99,11 +99,11 @@ fn everywhere(plan: &str, check: impl Fn(&RecordBatch)) {
     }
 }
 
-fn ints(batch: &RecordBatch, column: usize) -> Vec<i64> {
+pub(super) fn ints(batch: &RecordBatch, column: usize) -> Vec<i64> {
     batch.column(column).as_primitive::<Int64Type>().values().to_vec()
 }
 
-fn plan(header: &str, source: &str) -> String {
+pub(super) fn plan(header: &str, source: &str) -> String {
     format!(
         "/*--- kernel plan 1\nsql = \"\"\nframework = \"cuda\"\nlevel = \"full\"\n{header}---*/\n#include \"dkb.cuh\"\n{source}"
     )
