@@ -1,7 +1,7 @@
 //! Sessions: a data set and devices, on which queries are prepared once and executed many times.
 //!
-//! Invariant: what is kept between runs is columns, dictionaries and compiled code; nothing that depends on
-//! literals, and no size that a run learned.
+//! Invariant: what is kept between runs is columns, dictionaries, compiled code and recorded launches; nothing that
+//! depends on literals, and no size that a run learned.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
