@@ -430,6 +430,27 @@ DKB_FN Civil civil(i64 days) {
   c.year = i32(i64(year_of_era) + era * 400) + (c.month <= 2);
   return c;
 }
+// The inverse of `civil`.
+DKB_FN i64 days_of(i64 year, i64 month, i64 day) {
+  year -= month <= 2;
+  i64 era = (year >= 0 ? year : year - 399) / 400;
+  i64 year_of_era = year - era * 400;
+  i64 day_of_year = (153 * (month > 2 ? month - 3 : month + 9) + 2) / 5 + day - 1;
+  return era * 146097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719468;
+}
+
+// A date moved by months; a day that the month lacks becomes its last.
+DKB_FN i64 add_months(i64 days, i64 months) {
+  if (months == 0) return days;
+  Civil c = civil(days);
+  i64 index = i64(c.year) * 12 + (c.month - 1) + months;
+  i64 year = (index >= 0 ? index : index - 11) / 12, month = index - year * 12 + 1;
+  i64 first = days_of(year, month, 1);
+  i64 next = month == 12 ? days_of(year + 1, 1, 1) : days_of(year, month + 1, 1);
+  i64 day = c.day <= next - first ? c.day : next - first;
+  return first + day - 1;
+}
+
 DKB_FN i64 year_of(i64 days) { return civil(days).year; }
 DKB_FN i64 month_of(i64 days) { return civil(days).month; }
 DKB_FN i64 day_of(i64 days) { return civil(days).day; }

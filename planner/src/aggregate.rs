@@ -11,6 +11,9 @@ use crate::pipe::{Form, Pipe, Value};
 
 /// Direct arrays of up to this many slots need no justification.
 const SMALL_SLOTS: u128 = 1 << 16;
+/// Hash tables start with so many slots, where there can be so many groups: estimates of few groups are the
+/// least reliable, and a rerun costs more than clearing a few megabytes.
+const LEAST_SLOTS: f64 = (1 << 20) as f64;
 /// Register sums: groups times accumulators times words at most.
 const REGISTER_WORDS: u128 = 96;
 
@@ -276,7 +279,7 @@ impl Emitter<'_> {
             }
             Groups::Hash | Groups::Wide { .. } => {
                 let most = max_rows.map_or(f64::MAX, |m| m as f64);
-                let value = (groups_estimate * 2.0).min(most * 2.0).max(1024.0) as u64;
+                let value = (groups_estimate * 2.0).max(LEAST_SLOTS).min(most * 2.0).max(16.0) as u64;
                 self.declare_size(&name, value.to_string(), true, Reduce::Merge);
                 name.clone()
             }

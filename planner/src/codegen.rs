@@ -150,6 +150,11 @@ impl Emitter<'_> {
                 DatePart::Day => Some((1, 31)),
             },
             Kind::NullIfZero(a, _) => self.range(a),
+            Kind::AddInterval(a, months, days) => {
+                let ((lo, hi), (_, m), (_, d)) = (self.range(a)?, self.range(months)?, self.range(days)?);
+                let reach = m * 31 + d;
+                Some((lo - reach, hi + reach))
+            }
             _ if e.ty == SqlType::Bool => Some((0, 1)),
             _ => None,
         }
@@ -239,6 +244,12 @@ impl Emitter<'_> {
                 };
                 let code = format!("{function}({})", v.code);
                 Ok(Value { code, null: v.null, form: Form::Int(Elem::I64) })
+            }
+            Kind::AddInterval(a, months, days) => {
+                let (a, months, days) =
+                    (self.value(pipe, a)?, self.value(pipe, months)?, self.value(pipe, days)?);
+                let code = format!("(add_months({}, {}) + {})", a.code, months.code, days.code);
+                Ok(Value { code, null: a.null, form: Form::Int(Elem::I64) })
             }
             Kind::Substring(text, from, count) => {
                 let text = self.text(pipe, text)?;

@@ -629,7 +629,7 @@ impl<'a> Emitter<'a> {
     ) -> Result<ResultSpec, Fault> {
         let rows = pipes.iter().map(|p| p.rows).sum::<f64>();
         let most = pipes.iter().try_fold(0u128, |sum, p| Some(sum + p.max_rows?));
-        let capacity = (rows * 2.0).max(1024.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
+        let capacity = (rows * 2.0).max(65_536.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
         let counter = self.declare_size("result", capacity.to_string(), false, Reduce::None);
         let mut columns: Vec<ResultColumn> = Vec::new();
         for (index, (name, e, nullable)) in outputs.iter().enumerate() {

@@ -98,6 +98,8 @@ pub(crate) enum Kind {
     /// Text and pattern.
     Like(Box<Expr>, Box<Expr>),
     Extract(DatePart, Box<Expr>),
+    /// A date moved by months, then by days.
+    AddInterval(Box<Expr>, Box<Expr>, Box<Expr>),
     /// Text, first character, characters (all that follow if none).
     Substring(Box<Expr>, Box<Expr>, Option<Box<Expr>>),
     /// A value, NULL where the count is zero: aggregates over nothing.
@@ -135,6 +137,7 @@ impl Expr {
                 let arms = arms.iter().flat_map(|(c, v)| [c, v]);
                 arms.chain(other.as_deref()).collect()
             }
+            Kind::AddInterval(a, b, c) => vec![a, b, c],
             Kind::Substring(a, b, c) => [&**a, &**b].into_iter().chain(c.as_deref()).collect(),
         }
     }
@@ -156,6 +159,7 @@ impl Expr {
             Kind::IsNull(a) => Kind::IsNull(boxed(a)),
             Kind::Cast(a) => Kind::Cast(boxed(a)),
             Kind::Extract(part, a) => Kind::Extract(*part, boxed(a)),
+            Kind::AddInterval(a, b, c) => Kind::AddInterval(boxed(a), boxed(b), boxed(c)),
             Kind::Case(arms, other) => Kind::Case(
                 arms.iter().map(|(c, v)| (go(c), go(v))).collect(),
                 other.as_ref().map(|e| boxed(e)),

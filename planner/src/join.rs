@@ -405,7 +405,7 @@ impl Emitter<'_> {
             .filter(|_| join.kind != JoinKind::Full);
         let rows: f64 = pipes.iter().map(|p| p.rows).sum();
         let most = pipes.iter().try_fold(0u128, |sum, p| Some(sum + p.max_rows?));
-        let capacity = (rows * 1.5).max(1024.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
+        let capacity = (rows * 1.5).max(65_536.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
         let counter = self.declare_size(&name, capacity.to_string(), false, Reduce::Sum);
         // Key words in the rows: one packed word, biased by one (0 is a NULL key), or several.
         let mut domains = Vec::new();
@@ -735,15 +735,22 @@ impl Emitter<'_> {
         }
         if matches!(join.kind, JoinKind::Inner | JoinKind::Left) {
             pipe.dependencies.extend(built.dependencies.iter().cloned());
-            let pairs = join.on.iter().filter_map(|(l, r)| match (&l.kind, &r.kind) {
-                (Kind::Col(l), Kind::Col(r)) => Some((*l, *r)),
-                _ => None,
-            });
-            for (l, r) in pairs {
-                pipe.dependencies.push((BTreeSet::from([l]), BTreeSet::from([r])));
-                if join.kind == JoinKind::Inner {
+            let pairs: Vec<(ColId, ColId)> = join
+                .on
+                .iter()
+                .filter_map(|(l, r)| match (&l.kind, &r.kind) {
+                    (Kind::Col(l), Kind::Col(r)) => Some((*l, *r)),
+                    _ => None,
+                })
+                .collect();
+            if join.kind == JoinKind::Inner {
+                for (l, r) in pairs {
+                    pipe.dependencies.push((BTreeSet::from([l]), BTreeSet::from([r])));
                     pipe.dependencies.push((BTreeSet::from([r]), BTreeSet::from([l])));
                 }
+            } else if join.filter.is_empty() && pairs.len() == join.on.len() {
+                // Whether a left row has a match depends on all of the condition.
+                pipe.dependencies.push(pairs.into_iter().unzip());
             }
         }
         let rel = Rel::Join(join.clone());

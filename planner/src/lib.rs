@@ -26,7 +26,7 @@ use crate::emit::{Emitter, Fault};
 use crate::lower::Lowering;
 use crate::order::Order;
 
-pub use crate::sql::error_text;
+pub use crate::sql::{error_text, statements_plan};
 
 /// A declared query parameter, `:name` in SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,15 @@ fn attempt(
     let result = emitter.result(pipes, &outputs)?;
     let hidden = (outputs.len() > keep).then_some(keep as u64);
     let finish = Finish { order_by, offset: query.offset, limit: query.limit, keep: hidden };
-    let explain = notes.into_iter().chain(emitter.explain).map(|line| line + "\n").collect();
+    let mut explain: Vec<String> = notes.into_iter().chain(emitter.explain).collect();
+    for (table, columns) in &emitter.inputs {
+        let list: Vec<String> = columns.iter().map(|(name, repr)| format!("{name} {repr}")).collect();
+        explain.push(format!("reads {table}: {}", list.join(", ")));
+    }
+    explain.extend(emitter.assumes.iter().map(|a| format!("assumes {a}, checked while running")));
+    let shard = emitter.shard.as_ref();
+    explain.extend(shard.map(|s| format!("may be divided by key: {} to {}", s.first, s.last)));
+    let explain = explain.into_iter().map(|line| line + "\n").collect();
     let source = format!("#include \"dkb.cuh\"\n\n{}", emitter.kernels.join("\n"));
     let plan = Plan {
         sql: sql.to_owned(),

@@ -735,6 +735,19 @@ impl<'a> Lowering<'a> {
     }
 
     fn binary(&mut self, e: &df::Expr, b: &df::BinaryExpr, scope: &Scope<'_>) -> Result<Expr, PlanError> {
+        if let (Operator::Plus | Operator::Minus, df::Expr::Literal(interval, _)) = (b.op, &*b.right)
+            && let Some((months, days)) = months_and_days(interval)
+        {
+            let date = self.expr(&b.left, scope)?;
+            if date.ty != SqlType::Date {
+                return unsupported(format!("intervals added to {}", date.ty));
+            }
+            let sign = if b.op == Operator::Minus { -1 } else { 1 };
+            let mut count =
+                |n: i32| Box::new(self.lift(&ParamValue::Int(i128::from(n) * sign), SqlType::Int32));
+            let (months, days) = (count(months), count(days));
+            return Ok(Expr::new(Kind::AddInterval(Box::new(date), months, days), SqlType::Date));
+        }
         let left = Box::new(self.expr(&b.left, scope)?);
         let right = Box::new(self.expr(&b.right, scope)?);
         let cmp = |op| Ok(Expr::bool(Kind::Cmp(op, left.clone(), right.clone())));
@@ -925,6 +938,16 @@ fn declared_placeholder(e: &df::Expr) -> Option<&str> {
     match e {
         df::Expr::Placeholder(p) => p.id.strip_prefix(['$', ':']),
         df::Expr::Cast(c) => declared_placeholder(&c.expr),
+        _ => None,
+    }
+}
+
+/// An interval literal of whole days.
+fn months_and_days(v: &ScalarValue) -> Option<(i32, i32)> {
+    match v {
+        ScalarValue::IntervalMonthDayNano(Some(i)) if i.nanoseconds == 0 => Some((i.months, i.days)),
+        ScalarValue::IntervalYearMonth(Some(months)) => Some((*months, 0)),
+        ScalarValue::IntervalDayTime(Some(i)) if i.milliseconds == 0 => Some((0, i.days)),
         _ => None,
     }
 }

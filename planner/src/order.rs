@@ -275,7 +275,7 @@ impl Order<'_> {
     /// computed: a selective left side becomes a semi-join below the aggregate.
     fn reduce_by_left(&mut self, mut join: Join) -> Join {
         let Some(agg) = innermost_aggregate(&join.right) else { return join };
-        if join.kind == JoinKind::Full {
+        if join.kind == JoinKind::Full || join.null_aware {
             return join;
         }
         let mut best: Option<(f64, ColId, ColId, Rel)> = None;
@@ -693,6 +693,7 @@ fn provider(rel: &Rel, id: ColId) -> Option<&Rel> {
             let side = if join.left.outputs().contains(&id) { &join.left } else { &join.right };
             provider(side, id)
         }
+        Rel::Join(join) if has_inner_join(&join.left) => provider(&join.left, id),
         Rel::Filter { input, .. } | Rel::Map { input, .. } if has_inner_join(input) => provider(input, id),
         _ => rel.outputs().contains(&id).then_some(rel),
     }

@@ -8,9 +8,10 @@ use datafusion::common::SchemaError;
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionStateBuilder;
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::{DdlStatement, LogicalPlan, TableType};
 use datafusion::optimizer::Optimizer;
 use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::sql::parser::DFParser;
 use datafusion::sql::sqlparser::parser::ParserError;
 use dkb_kernels::SqlType;
 use indexmap::IndexSet;
@@ -59,16 +60,38 @@ pub(crate) fn logical_plan(
         let decl = params.iter().find(|p| p.name == name)?;
         Some(format!("cast(${name} as {})", type_name(decl.ty)))
     });
-    let planning = async {
-        let state = ctx.state();
-        let plan = state.create_logical_plan(&text).await?;
-        if !matches!(plan, LogicalPlan::Ddl(_) | LogicalPlan::Dml(_) | LogicalPlan::Copy(_)) {
-            return state.optimize(&plan).map(Some);
+    let planning = async { ctx.state().optimize(&statements_plan(ctx, &text).await?) };
+    futures::executor::block_on(planning).map_err(error)
+}
+
+/// The logical plan of a query, which `CREATE VIEW` statements may precede. The views stay in the context until
+/// others of their names replace them; tables are never replaced.
+///
+/// # Errors
+/// DataFusion's, and any other statement.
+pub async fn statements_plan(ctx: &SessionContext, sql: &str) -> Result<LogicalPlan, DataFusionError> {
+    let refuse = |what: &str| Err(DataFusionError::Plan(what.to_owned()));
+    let mut statements = DFParser::parse_sql(sql)?;
+    let Some(query) = statements.pop_back() else { return refuse("there is no query") };
+    for statement in statements {
+        match ctx.state().statement_to_plan(statement).await? {
+            LogicalPlan::Ddl(DdlStatement::CreateView(mut view)) => {
+                let table = ctx.table_provider(view.name.clone()).await;
+                if table.is_ok_and(|t| t.table_type() != TableType::View) {
+                    return refuse(&format!("view `{}` has the name of a table", view.name));
+                }
+                view.or_replace = true;
+                ctx.execute_logical_plan(LogicalPlan::Ddl(DdlStatement::CreateView(view))).await?;
+            }
+            _ => return refuse("only CREATE VIEW may precede the query"),
         }
-        Ok(None)
-    };
-    let plan = futures::executor::block_on(planning).map_err(error)?;
-    plan.ok_or_else(|| PlanError::Query("only queries can be run: SELECT or WITH".to_owned()))
+    }
+    match ctx.state().statement_to_plan(query).await? {
+        LogicalPlan::Ddl(_) | LogicalPlan::Dml(_) | LogicalPlan::Copy(_) | LogicalPlan::Statement(_) => {
+            refuse("only queries can be run: SELECT or WITH, after any CREATE VIEW")
+        }
+        plan => Ok(plan),
+    }
 }
 
 /// DataFusion's error in one line, without category, backtrace, and the names of DataFusion's own catalog and

@@ -93,7 +93,7 @@ impl Reference {
     }
 
     fn logical_plan(&self, sql: &str) -> Result<LogicalPlan, String> {
-        let plan = self.runtime.block_on(self.context.state().create_logical_plan(sql));
+        let plan = self.runtime.block_on(dkb_planner::statements_plan(&self.context, sql));
         plan.map_err(|e| message(&e))
     }
 
