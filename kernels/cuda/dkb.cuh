@@ -235,6 +235,23 @@ DKB_FN void bit_set(u32* words, u64 bits, u64 k) {
 }
 DKB_FN bool bit_test(const u32* words, u64 bits, u64 k) { return k < bits && (words[k / 32] >> (k % 32) & 1); }
 
+DKB_FN u64 bit_count(u32 word) {
+#ifdef DKB_HOST
+  return u64(__builtin_popcount(word));
+#else
+  return u64(__popc(word));
+#endif
+}
+
+// The place of the lowest bit that is set; there is one.
+DKB_FN u64 lowest_bit(u64 word) {
+#ifdef DKB_HOST
+  return u64(__builtin_ctzll(word));
+#else
+  return u64(__ffsll(i64(word)) - 1);
+#endif
+}
+
 // ---------------------------------------------------------------- hash tables (open addressing, slots a power of two)
 
 // A longer probe sequence than this means that the table is too small.
@@ -489,12 +506,36 @@ DKB_FN Str substring(Str s, i64 from, i64 count) {
   return piece;
 }
 
-// SQL LIKE with `%`, `_` and the escape character `\`. Backtracks to the latest `%` only, which is enough.
+// The first place at or after `from` that holds `byte`, or the length. Reads aligned words of 8 bytes, so up to 7
+// bytes around the text, which every allocation of columns, dictionaries and parameters has room for.
+DKB_FN u32 find_byte(Str s, u32 from, u8 byte) {
+  if (from >= s.len) return s.len;
+  const u64 start = u64(s.ptr + from), end = u64(s.ptr + s.len), wanted = 0x0101010101010101ull * byte;
+  u64 at = start & ~7ull;
+  // Bytes in front of the start differ from the wanted one.
+  u64 differ = (*(const u64*)at ^ wanted) | ((1ull << (8 * (start - at))) - 1);
+  for (;;) {
+    u64 zero = (differ - 0x0101010101010101ull) & ~differ & 0x8080808080808080ull;
+    if (zero) {
+      at += lowest_bit(zero) / 8;
+      return at < end ? u32(at - u64(s.ptr)) : s.len;
+    }
+    at += 8;
+    if (at >= end) return s.len;
+    differ = *(const u64*)at ^ wanted;
+  }
+}
+
+// SQL LIKE with `%`, `_` and the escape character `\`. Backtracks to the latest `%` only, which is enough, and
+// skips from there to the byte that must follow it.
 DKB_FN bool like(Str s, Str pattern) {
   u32 i = 0, p = 0, star = ~0u, mark = 0;
+  bool skips = false;
   while (i < s.len) {
     if (p < pattern.len && pattern.ptr[p] == '%') {
       star = p++;
+      skips = p < pattern.len && pattern.ptr[p] != '%' && pattern.ptr[p] != '_' && pattern.ptr[p] != '\\';
+      if (skips) i = find_byte(s, i, pattern.ptr[p]);
       mark = i;
       continue;
     }
@@ -514,7 +555,7 @@ DKB_FN bool like(Str s, Str pattern) {
     }
     if (star == ~0u) return false;
     p = star + 1;
-    mark += char_bytes(s.ptr[mark]);
+    mark = skips ? find_byte(s, mark + 1, pattern.ptr[p]) : mark + char_bytes(s.ptr[mark]);
     i = mark;
   }
   while (p < pattern.len && pattern.ptr[p] == '%') p += 1;
@@ -560,12 +601,4 @@ DKB_FN f64 word_f64(u64 word) {
   f64 v;
   memcpy(&v, &word, 8);
   return v;
-}
-
-DKB_FN u64 bit_count(u32 word) {
-#ifdef DKB_HOST
-  return u64(__builtin_popcount(word));
-#else
-  return u64(__popc(word));
-#endif
 }

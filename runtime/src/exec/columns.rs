@@ -17,6 +17,9 @@ use super::program::ColumnUse;
 use crate::device::{Device, DeviceError, Memory};
 use crate::table::{DataSet, Dictionary, HostColumn, Table, TableError};
 
+/// Defined bytes behind text: kernels read it in words of eight bytes.
+const TEXT_PADDING: [u8; 8] = [0; 8];
+
 /// Partition borders are multiples of this many rows where tables are large enough.
 const ROW_ALIGN: u64 = 256;
 
@@ -68,10 +71,11 @@ impl DeviceColumn {
             let text = Text {
                 rows: rows.clone(),
                 offsets: device.alloc(offsets.len().max(4))?,
-                bytes: device.alloc(host.values.len().max(1))?,
+                bytes: device.alloc(host.values.len() + TEXT_PADDING.len())?,
             };
             device.upload(text.offsets.as_ref(), 0, &offsets)?;
             device.upload(text.bytes.as_ref(), 0, &host.values)?;
+            device.upload(text.bytes.as_ref(), host.values.len(), &TEXT_PADDING)?;
             self.text.push(text);
         }
         if let (Some(valid), Some(bytes)) = (&self.valid, &host.valid) {
@@ -107,9 +111,11 @@ pub(crate) struct DeviceDict {
 impl DeviceDict {
     fn new(device: &dyn Device, dictionary: &Dictionary) -> Result<DeviceDict, DeviceError> {
         let offsets: Vec<u8> = dictionary.offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
-        let (o, b) = (device.alloc(offsets.len().max(4))?, device.alloc(dictionary.bytes.len().max(1))?);
+        let b = device.alloc(dictionary.bytes.len() + TEXT_PADDING.len())?;
+        let o = device.alloc(offsets.len().max(4))?;
         device.upload(o.as_ref(), 0, &offsets)?;
         device.upload(b.as_ref(), 0, &dictionary.bytes)?;
+        device.upload(b.as_ref(), dictionary.bytes.len(), &TEXT_PADDING)?;
         Ok(DeviceDict { offsets: o, bytes: b })
     }
 
