@@ -8,10 +8,8 @@ select sum(x) as a, avg(x) as b, min(x) as c, max(x) as e from t;
 select min(s) as a, max(s) as b from t;
 select count(distinct k) as a from t;
 select count(distinct s) as a from t;
--- fallback
 select count(distinct g) as a, count(*) as b, sum(k) as c from t;
 select g, count(distinct k) as a from t group by g;
--- fallback
 select g, count(distinct s) as a, count(*) as n from t group by g;
 select sum(distinct k) as a from t;
 select g, sum(d) as a, avg(d) as b, min(d) as c, max(d) as e, count(d) as n from t group by g;

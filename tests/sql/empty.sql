@@ -13,7 +13,6 @@ select id, ns from t right join nothing on k = nk;
 select id, ns from nothing left join t on k = nk;
 select id, ns from t full join nothing on k = nk;
 select id from t where k in (select nk from nothing);
--- fallback
 select id from t where k not in (select nk from nothing);
 select id from t where exists (select 1 from nothing where nk = k);
 select id from t where not exists (select 1 from nothing where nk = k);

@@ -16,11 +16,8 @@ select id from t left semi join u on k = uk;
 select id from t left anti join u on k = uk;
 select id from t where k in (select uk from u);
 select id from t where k in (select uk from u where v > 0);
--- fallback
 select id from t where k not in (select uk from u);
--- fallback
 select id from t where k not in (select uk from u where uk is not null);
--- fallback
 select id from t where g not in (select uk from u where uk is not null);
 select id from t where exists (select 1 from u where uk = k and v > d);
 select id from t where not exists (select 1 from u where uk = k and v > d);

@@ -11,10 +11,8 @@ select id from t where d > 0.005;
 select id from t where d >= -2.5 and d < 3.33;
 select id from t where k > 1.5;
 select id from t where d = k;
--- fallback
 select id from t where d > x;
 select id, x * 2 as a, x + k as b, x / 4 as c from t;
--- fallback
 select id from t where x > 0.5;
 select id, cast(k as double) as a, cast(g as bigint) as b from t;
 -- fallback
