@@ -192,6 +192,8 @@ pub(crate) fn typed_literal(text: &str, ty: SqlType) -> String {
 
 #[cfg(test)]
 mod tests {
+    use arrow::datatypes::DataType;
+
     use super::*;
 
     #[test]
@@ -209,6 +211,22 @@ mod tests {
             let error = logical_plan(&ctx, sql, &[]).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{sql}: {error}");
         }
+    }
+
+    #[test]
+    fn views_may_precede_a_query() {
+        let schema = Arc::new(Schema::new(vec![Field::new("a", DataType::Int64, false)]));
+        let columns = vec![crate::catalog::ColumnInfo::default()];
+        let ctx = context(&[TableInfo { name: "t".to_owned(), schema, rows: 0, columns }]);
+        let plan = |sql: &str| logical_plan(&ctx, sql, &[]).map(drop).map_err(|e| e.to_string());
+        let view = "create view v as select a + 1 as b from t; select b from v";
+        assert_eq!(plan(view), Ok(()));
+        assert_eq!(plan(view), Ok(()), "the same text plans again");
+        let refused = |sql: &str| plan(sql).expect_err(sql);
+        assert_eq!(refused("create view t as select 1; select 1"), "view `t` has the name of a table");
+        assert_eq!(refused("drop table t; select 1"), "only CREATE VIEW may precede the query");
+        assert!(refused("create view v as select 1 as b").starts_with("only queries can be run"));
+        assert_eq!(refused(""), "there is no query");
     }
 
     #[test]
