@@ -9,8 +9,8 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Runs `work` on every item, in no particular order, and returns the first error. After an error no further
-/// item is started.
+/// Runs `work` on every item and returns the error of the first item, in their order, that has one. Items are
+/// started in order, and none after an error, so which error that is does not depend on timing.
 pub(crate) fn for_each<T, E>(items: Vec<T>, work: impl Fn(T) -> Result<(), E> + Sync) -> Result<(), E>
 where
     T: Send,
@@ -20,24 +20,27 @@ where
     if threads <= 1 {
         return items.into_iter().try_for_each(work);
     }
-    let queue = Mutex::new(items.into_iter());
+    let queue = Mutex::new(items.into_iter().enumerate());
     let failed = AtomicBool::new(false);
-    let first_error = Mutex::new(None);
+    let first_error: Mutex<Option<(usize, E)>> = Mutex::new(None);
     let next = || if failed.load(Ordering::Relaxed) { None } else { lock(&queue).next() };
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(item) = next() {
+                while let Some((at, item)) = next() {
                     if let Err(error) = work(item) {
                         failed.store(true, Ordering::Relaxed);
-                        lock(&first_error).get_or_insert(error);
+                        let mut first = lock(&first_error);
+                        if first.as_ref().is_none_or(|(before, _)| at < *before) {
+                            *first = Some((at, error));
+                        }
                     }
                 }
             });
         }
     });
     let first_error = lock(&first_error).take();
-    first_error.map_or(Ok(()), Err)
+    first_error.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Like [`for_each`], and returns the results in the order of the items.
@@ -75,5 +78,16 @@ mod tests {
     fn an_error_is_returned() {
         let result = for_each((0..100).collect(), |i: u32| if i == 40 { Err(i) } else { Ok(()) });
         assert_eq!(result, Err(40));
+    }
+
+    #[test]
+    fn which_error_does_not_depend_on_timing() {
+        for _ in 0..50 {
+            let slow_first = |i: u32| {
+                thread::sleep(std::time::Duration::from_micros(if i == 0 { 500 } else { 0 }));
+                Err::<(), _>(i)
+            };
+            assert_eq!(for_each((0..8).collect(), slow_first), Err(0));
+        }
     }
 }
