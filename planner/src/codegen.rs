@@ -588,7 +588,7 @@ impl Emitter<'_> {
 
     /// A predicate over one dictionary column and parameters is evaluated once per dictionary entry.
     fn by_dictionary(&mut self, pipe: &mut Pipe, e: &Expr) -> Result<Option<Value>, Fault> {
-        if matches!(e.kind, Kind::Col(_)) || !strict(e) {
+        if matches!(e.kind, Kind::Col(_)) || !e.is_strict() {
             return Ok(None);
         }
         let columns = e.columns();
@@ -613,14 +613,6 @@ fn precision(ty: SqlType) -> u32 {
     match ty {
         SqlType::Decimal(p, _) => p.into(),
         _ => 38,
-    }
-}
-
-/// Whether the expression is NULL whenever its column is.
-fn strict(e: &Expr) -> bool {
-    match &e.kind {
-        Kind::IsNull(_) | Kind::Case(..) | Kind::NullIfZero(..) | Kind::Null => false,
-        _ => e.children().into_iter().all(strict),
     }
 }
 

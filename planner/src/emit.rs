@@ -651,12 +651,12 @@ impl<'a> Emitter<'a> {
             };
             let (mut dict, mut fetch) = (None, None);
             match form {
-                Form::Dict(t, c) => dict = Some(text(t, c)),
+                Form::Dict(t, c) => {
+                    dict = Some(text(t, c));
+                    self.input(t, c)?;
+                }
                 Form::Fetch(t, c) => fetch = Some(text(t, c)),
                 _ => {}
-            }
-            if let Form::Dict(t, c) = form {
-                self.input(t, c)?;
             }
             columns.push(ResultColumn {
                 name: name.clone(),

@@ -142,6 +142,24 @@ impl Expr {
         }
     }
 
+    /// The column, if the expression is nothing else.
+    pub(crate) fn as_column(&self) -> Option<ColId> {
+        match self.kind {
+            Kind::Col(id) => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Whether the expression is NULL where all its columns are.
+    pub(crate) fn is_strict(&self) -> bool {
+        match &self.kind {
+            Kind::IsNull(_) | Kind::Case(..) | Kind::NullIfZero(..) | Kind::Null => false,
+            // A constant may decide these whatever the columns are.
+            Kind::And(list) | Kind::Or(list) => list.iter().all(|e| !e.columns().is_empty() && e.is_strict()),
+            _ => self.children().into_iter().all(Expr::is_strict),
+        }
+    }
+
     /// Rebuilds the expression with every column replaced.
     pub(crate) fn substitute(&self, replace: &dyn Fn(ColId) -> Option<Expr>) -> Expr {
         let go = |e: &Expr| e.substitute(replace);
@@ -221,6 +239,16 @@ pub(crate) enum AccFn {
     Count,
     Min,
     Max,
+}
+
+impl AccFn {
+    /// The function that combines partial results of this one.
+    pub(crate) fn of_partials(self) -> AccFn {
+        match self {
+            AccFn::Count => AccFn::Sum,
+            other => other,
+        }
+    }
 }
 
 /// One accumulator: its result's id, function and argument.

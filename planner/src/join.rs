@@ -90,13 +90,7 @@ impl Emitter<'_> {
         {
             return Ok(built);
         }
-        let key_columns: Option<Vec<ColId>> = keys
-            .iter()
-            .map(|k| match k.kind {
-                Kind::Col(id) => Some(id),
-                _ => None,
-            })
-            .collect();
+        let key_columns: Option<Vec<ColId>> = keys.iter().map(Expr::as_column).collect();
         let key_columns = key_columns.unwrap_or_default();
         let exists = matches!(join.kind, JoinKind::Semi | JoinKind::Anti | JoinKind::Mark(_))
             && join.filter.is_empty()
@@ -169,13 +163,7 @@ impl Emitter<'_> {
             }
         };
         above.reverse();
-        let on: Vec<Option<ColId>> = keys
-            .iter()
-            .map(|k| match k.kind {
-                Kind::Col(id) => Some(id),
-                _ => None,
-            })
-            .collect();
+        let on: Vec<Option<ColId>> = keys.iter().map(Expr::as_column).collect();
         let every_key = agg.keys.iter().all(|k| on.contains(&Some(*k)));
         if !every_key || (agg.keys.is_empty() && !on.is_empty() && on.iter().any(Option::is_none)) {
             return Ok(None);
@@ -735,14 +723,8 @@ impl Emitter<'_> {
         }
         if matches!(join.kind, JoinKind::Inner | JoinKind::Left) {
             pipe.dependencies.extend(built.dependencies.iter().cloned());
-            let pairs: Vec<(ColId, ColId)> = join
-                .on
-                .iter()
-                .filter_map(|(l, r)| match (&l.kind, &r.kind) {
-                    (Kind::Col(l), Kind::Col(r)) => Some((*l, *r)),
-                    _ => None,
-                })
-                .collect();
+            let pairs: Vec<(ColId, ColId)> =
+                join.on.iter().filter_map(|(l, r)| l.as_column().zip(r.as_column())).collect();
             if join.kind == JoinKind::Inner {
                 for (l, r) in pairs {
                     pipe.dependencies.push((BTreeSet::from([l]), BTreeSet::from([r])));

@@ -197,6 +197,7 @@ impl<'a> Lowering<'a> {
                 let expr = self.expr(&key.expr, &scope)?;
                 order_by.push(OrderBy { expr, descending: !key.asc, nulls_first: key.nulls_first });
             }
+            rel = self.with_scalars(rel);
         }
         let mut schema = node.schema().clone();
         for p in projections.iter().rev() {
@@ -391,6 +392,7 @@ impl<'a> Lowering<'a> {
         if let Some(f) = &join.filter {
             conjuncts(self.expr(f, &both)?, &mut filter);
         }
+        left.rel = self.with_scalars(left.rel);
         use JoinType::*;
         let mark = match join.join_type {
             LeftMark | RightMark => Some(self.define("mark", SqlType::Bool, 2.0)),
@@ -508,7 +510,6 @@ impl<'a> Lowering<'a> {
                 }
             };
             distinct.id = Some(id);
-            let call = call.clone();
             let column = Expr::col(id, value.ty);
             let nullable = arg.nullable(schema).unwrap_or(true);
             outputs.push(self.call(
@@ -521,7 +522,7 @@ impl<'a> Lowering<'a> {
                 &mut distinct.accs,
             )?);
         }
-        let input = Box::new(input.rel.mapped(defs));
+        let input = Box::new(self.with_scalars(input.rel).mapped(defs));
         let rel = match distinct.id {
             None => Rel::Aggregate(Aggregate { input, keys, accs }),
             Some(id) => self.two_levels(input, keys, accs, id, distinct.accs),
@@ -543,7 +544,7 @@ impl<'a> Lowering<'a> {
             let def = self.columns[acc.id].clone();
             let partial = self.define(&def.name, def.ty, def.distinct);
             inner.push(Acc { id: partial, ..acc.clone() });
-            let func = if acc.func == AccFn::Count { AccFn::Sum } else { acc.func };
+            let func = acc.func.of_partials();
             outer.push(Acc { id: acc.id, func, arg: Some(Expr::col(partial, def.ty)) });
         }
         let mut below = keys.clone();

@@ -232,18 +232,12 @@ impl Order<'_> {
         let right = join.right.outputs();
         let from_right = |a: &Acc| {
             a.arg.as_ref().is_some_and(|e| {
+                // A row without a match must contribute nothing: its argument must be NULL.
                 let columns = e.columns();
-                !columns.is_empty() && columns.is_subset(&right)
+                e.is_strict() && !columns.is_empty() && columns.is_subset(&right)
             })
         };
-        let keys: Option<Vec<ColId>> = join
-            .on
-            .iter()
-            .map(|(_, r)| match r.kind {
-                Kind::Col(id) => Some(id),
-                _ => None,
-            })
-            .collect();
+        let keys: Option<Vec<ColId>> = join.on.iter().map(|(_, r)| r.as_column()).collect();
         let Some(keys) = keys.filter(|k| !k.is_empty()) else { return agg };
         let applies = join.kind == JoinKind::Left
             && join.filter.is_empty()
@@ -260,9 +254,7 @@ impl Order<'_> {
             let id = self.columns.len() - 1;
             partial.push(Acc { id, ..acc.clone() });
             acc.arg = Some(Expr::col(id, self.columns[id].ty));
-            if acc.func == AccFn::Count {
-                acc.func = AccFn::Sum;
-            }
+            acc.func = acc.func.of_partials();
         }
         let name = self.columns[keys[0]].name.clone();
         self.notes.push(format!("aggregate computed below the left join, per {name}"));
@@ -583,10 +575,7 @@ impl Order<'_> {
             Rel::Join(join) => match join.kind {
                 JoinKind::Semi | JoinKind::Anti | JoinKind::Mark(_) => self.unique(&join.left, keys),
                 JoinKind::Inner | JoinKind::Left => {
-                    let right = join.on.iter().map(|(_, r)| match r.kind {
-                        Kind::Col(id) => Some(id),
-                        _ => None,
-                    });
+                    let right = join.on.iter().map(|(_, r)| r.as_column());
                     let right: BTreeSet<ColId> = right.collect::<Option<_>>()?;
                     let mut assumes = self.unique(&join.right, &right)?;
                     assumes.extend(self.unique(&join.left, keys)?);

@@ -46,3 +46,6 @@ select count(*) as n from (select grp, count(*) as c from w group by grp) q wher
 select c, count(*) as n from (select grp, count(*) as c from w group by grp) q group by c;
 select max(c) as m from (select g, count(*) as c from t group by g) q;
 select count(*) filter (where k > 1) as n from t;
+select id, sum(case when uk is null then 1 else 0 end) as n, count(uk) as m from t left join u on k = uk group by id;
+select id, count(coalesce(uk, 0)) as n from t left join u on k = uk group by id;
+select sum(k + (select max(uk) from u)) as n from t;

@@ -24,3 +24,4 @@ select a.id from t a where exists (select 1 from t b where b.k = a.k and b.id <>
   and not exists (select 1 from t c where c.k = a.k and c.id <> a.id and c.d > 0);
 select q.g, q.n from (select g, count(*) as n from t where k is not null group by g) q where q.n >= 2;
 select id from t where g in (select g from t group by g having count(*) > 1);
+select id, uk from t left join u on k = uk and k > (select min(uk) from u);
