@@ -5,9 +5,13 @@
 #   OUT           folder for reports                   (bench/results/gpu-check)
 #   SCALES        scale factors to run                 ("0.01 1 10")
 #   GPUS          values for --gpus to run             ("1", then all GPUs of the machine)
-#   REPEAT        timed runs a query                   (5)
-#   ANSWERS       folder with sfSF/qNN.parquet answers (tests/answers); SF10 runs with --check where it has none
-#   DKB_SANITIZE  1 runs compute-sanitizer's four tools over the 22 queries at SF0.01
+#   MODES         values for --mode to run             ("resident stream auto")
+#   BUDGETS       values for --device-memory to run    ("")
+#   CHUNKS        values for --chunk-bytes to run      ("")
+#   DEVICES       values for --devices to run          ("0,0,0,0")
+#   REPEAT        timed runs a query where resident    (5)
+#   ANSWERS       folder with sfSF/qNN.parquet answers (tests/answers); DataFusion checks where it has none
+#   DKB_SANITIZE  1 runs compute-sanitizer's four tools over the 22 queries at SF0.01, streamed
 #   DKB_RUN       the program                          (.carry/dkb-run.xz unpacked, else target/release/dkb-run)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -17,6 +21,7 @@ out=${OUT:-bench/results/gpu-check}
 answers=${ANSWERS:-tests/answers}
 scales=${SCALES:-0.01 1 10}
 repeat=${REPEAT:-5}
+modes=${MODES:-resident stream auto}
 mkdir -p "$data" "$out"
 failed=0
 
@@ -68,23 +73,32 @@ run() {
 
 for scale in $scales; do
   run "generate-sf$scale" --tpch "$scale" --data-root "$data" --query q06
+  checks=(--check)
+  # DataFusion takes long at large scales; stored answers serve there.
+  if [ -d "$answers/sf$scale" ]; then
+    case $scale in
+      0.01 | 1) checks=(--check --answers "$answers/sf$scale") ;;
+      *) checks=(--answers "$answers/sf$scale") ;;
+    esac
+  fi
+  workload=(--tpch "$scale" --data-root "$data" --fallback error "${checks[@]}")
   for n in $gpus; do
-    checks=(--check)
-    # DataFusion takes long at large scales; stored answers serve there.
-    if [ -d "$answers/sf$scale" ]; then
-      case $scale in
-        0.01 | 1) checks=(--check --answers "$answers/sf$scale") ;;
-        *) checks=(--answers "$answers/sf$scale") ;;
-      esac
-    fi
-    run "sf$scale-gpus$n" --tpch "$scale" --data-root "$data" --gpus "$n" --fallback error \
-      --repeat "$repeat" --warmup 1 "${checks[@]}"
+    for mode in $modes; do
+      timing=()
+      [ "$mode" = resident ] && timing=(--repeat "$repeat" --warmup 1)
+      run "sf$scale-gpus$n-$mode" "${workload[@]}" --gpus "$n" --mode "$mode" "${timing[@]}"
+    done
+    for budget in ${BUDGETS:-}; do
+      run "sf$scale-gpus$n-stream-$budget" "${workload[@]}" --gpus "$n" --mode stream --device-memory "$budget"
+    done
+    for chunk in ${CHUNKS:-}; do
+      run "sf$scale-gpus$n-stream-chunk$chunk" "${workload[@]}" --gpus "$n" --mode stream --chunk-bytes "$chunk"
+    done
   done
-  # Several logical devices on the first GPU: the exchange without a second one.
-  run "sf$scale-devices0000" --tpch "$scale" --data-root "$data" --devices 0,0,0,0 --fallback error --check
-  # Columns loaded per partition, and state in parts.
-  run "sf$scale-stream" --tpch "$scale" --data-root "$data" --mode stream --chunk-bytes 256MB --fallback error --check
-  run "sf$scale-shards" --tpch "$scale" --data-root "$data" --shards 3 --fallback error --check
+  # Several logical devices on a GPU: the exchange without a library.
+  for devices in ${DEVICES-0,0,0,0}; do
+    run "sf$scale-devices$devices" "${workload[@]}" --devices "$devices"
+  done
 done
 
 if [ "${DKB_SANITIZE:-0}" = 1 ]; then
@@ -97,7 +111,7 @@ if [ "${DKB_SANITIZE:-0}" = 1 ]; then
     for tool in memcheck racecheck initcheck synccheck; do
       name=sanitize-$tool
       if "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 --log-file "$out/$name.txt" \
-        "$program" --device cuda --tpch 0.01 --data-root "$data" --fallback error \
+        "$program" --device cuda --tpch 0.01 --data-root "$data" --fallback error --mode stream \
         --answers "$answers/sf0.01" --report "$out/$name.json" >"$out/$name.log" 2>&1; then
         line "$name" ok - "$(grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/$name.txt" | tail -n 1)"
       else

@@ -1,14 +1,20 @@
-//! `dkb-run` on bad input and when it is interrupted: one clear line that names the thing, the documented
-//! exit code, and nothing left behind.
+//! `dkb-run` on bad input, when it is interrupted and when something fails: one clear line that names the thing,
+//! the documented exit code, and nothing left behind. And what it says about its work: reports, traces, progress.
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use dkb_tests::{dkb_run, program, run, tpch_data};
+use parquet::arrow::ArrowWriter;
+use parquet::basic::Encoding;
+use parquet::file::properties::WriterProperties;
+use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 /// How long a test waits for something that must happen soon.
@@ -112,6 +118,10 @@ fn options_that_are_wrong() {
     refused(&mut on_tpch(&["--gpus", "0", "--query", "q06"]), &["--gpus"]);
     refused(&mut on_tpch(&["--gpus", "many", "--query", "q06"]), &["--gpus", "many"]);
     refused(&mut on_tpch(&["--chunk-bytes", "lots", "--query", "q06"]), &["--chunk-bytes", "lots"]);
+    refused(&mut on_tpch(&["--device-memory", "some", "--query", "q06"]), &["--device-memory", "some"]);
+    refused(&mut on_tpch(&["--device-memory", "0", "--query", "q06"]), &["--device-memory"]);
+    refused(&mut on_tpch(&["--mode", "lazy", "--query", "q06"]), &["--mode", "lazy"]);
+    refused(&mut on_tpch(&["--trace", "no/such/trace.json", "--query", "q06"]), &["--trace", "no/such"]);
     refused(&mut on_tpch(&["--gpus", "2", "--devices", "0,0", "--query", "q06"]), &["--gpus", "--devices"]);
     refused(&mut on_tpch(&["--tpch", "1"]), &["--data", "--tpch"]);
     refused(&mut on_tpch(&["--query", "q06", "select 1"]), &["--query"]);
@@ -190,7 +200,7 @@ fn formats() {
     let (code, out, _) = run(&mut on_tpch(&["--format", "csv", sql]));
     assert_eq!((code, out.trim()), (0, "r_regionkey,r_name\n0,AFRICA\n1,AMERICA"));
     let (code, out, _) = run(&mut on_tpch(&["--format", "json", sql]));
-    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON on standard output");
+    let json: Value = serde_json::from_str(&out).expect("JSON on standard output");
     assert_eq!((code, json[1]["r_name"].as_str()), (0, Some("AMERICA")));
     let dir = folder();
     let file = dir.path().join("regions.parquet");
@@ -207,6 +217,141 @@ fn parameters_of_own_sql() {
     let (code, out, _) = run(&mut on_tpch(&[&["--check", "--format", "csv", sql][..], &params].concat()));
     assert_eq!(code, 0);
     assert!(out.lines().nth(1).and_then(|n| n.parse::<u64>().ok()) > Some(0), "rows are counted");
+}
+
+#[test]
+fn data_that_does_not_fit_the_devices() {
+    let query = ["--query", "q06", "--device-memory"];
+    let (code, _, err) = run(&mut on_tpch(&[&query[..], &["300KB"]].concat()));
+    assert_eq!(code, 1);
+    assert!(err.contains("out of memory") && err.contains("--mode auto"), "it says what to do");
+    let (code, _, err) = run(&mut on_tpch(&[&query[..], &["10KB", "--mode", "auto"]].concat()));
+    assert_eq!(code, 1);
+    assert!(err.contains("give --device-memory at least"), "it says what is needed");
+    for mode in ["auto", "stream"] {
+        let arguments = [&query[..], &["3MB", "--mode", mode, "--check", "--repeat", "2"]].concat();
+        assert_eq!(run(&mut on_tpch(&arguments)).0, 0);
+    }
+}
+
+/// Runs on two devices with further arguments, and reads the report and the trace.
+fn observed(args: &[&str]) -> (i32, Value, Vec<Value>, String) {
+    let dir = folder();
+    let mut command = on_tpch(&[&["--gpus", "2"], args].concat());
+    let path = |name| dir.path().join(name);
+    command.arg("--report").arg(path("report.json")).arg("--trace").arg(path("trace.json"));
+    let (code, _, err) = run(&mut command);
+    let json = |name| serde_json::from_slice(&fs::read(path(name)).expect("a file")).expect("JSON");
+    let Value::Array(events) = json("trace.json") else { panic!("a trace is an array") };
+    assert_eq!(fs::read_dir(dir.path()).expect("the folder").count(), 2, "nothing else is left");
+    (code, json("report.json"), events, err)
+}
+
+/// Gives the strings that a JSON pointer finds in each of some values.
+fn texts<'a>(values: impl IntoIterator<Item = &'a Value>, pointer: &str) -> Vec<&'a str> {
+    values.into_iter().filter_map(|value| value.pointer(pointer)?.as_str()).collect()
+}
+
+#[test]
+fn reports_and_traces_say_what_ran() {
+    let (code, report, events, _) = observed(&["--query", "q01,q06", "--mode", "stream", "--check"]);
+    assert_eq!(code, 0);
+    assert_eq!((&report["mode"], &report["exchange"]), (&"stream".into(), &"shared memory".into()));
+    let queries = report["queries"].as_array().expect("queries");
+    for query in queries {
+        let number = |field: &str| query[field].as_u64().unwrap_or_else(|| panic!("no {field}"));
+        assert!(number("read_bytes") + number("copied_bytes") > 0 && number("rows_pruned") < 60_175 * 2);
+        assert_eq!(query["used_bytes"].as_array().map(Vec::len), Some(2));
+        let stages = query["stages"].as_array().expect("stages");
+        let names = texts(stages, "/stage");
+        for stage in ["read", "copy", "decode", "kernel", "exchange", "finish"] {
+            assert!(names.contains(&stage), "no {stage} in {names:?}");
+        }
+        for stage in stages {
+            let fields = ["device", "busy_ms", "bytes", "gb_per_s"];
+            assert!(fields.iter().all(|field| stage[field].is_number()), "{stage}");
+        }
+    }
+    let named = |phase: &str| -> Vec<&Value> { events.iter().filter(|e| e["ph"] == phase).collect() };
+    let names = texts(named("M"), "/args/name");
+    for name in ["queries", "host:0", "host:1", "read", "copy", "kernel", "exchange", "finish"] {
+        assert!(names.contains(&name), "no {name} in {names:?}");
+    }
+    let spans = named("X");
+    assert!(spans.iter().all(|e| e["ts"].as_f64() >= Some(0.0) && e["dur"].as_f64() >= Some(0.0)));
+    let queries = spans.iter().filter(|e| e["pid"] == 0).copied();
+    assert_eq!(texts(queries, "/name"), ["q01", "q06"]);
+    assert!(spans.iter().any(|e| e["name"] == "lineitem" && e["args"]["query"] == "q06"));
+}
+
+#[test]
+fn failed_queries_leave_no_trace_file() {
+    let dir = folder();
+    let mut command = on_tpch(&["select n_nothing from nation", "--trace"]);
+    refused(command.arg(dir.path().join("trace.json")), &["n_nothing"]);
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn columns_that_the_host_decodes_are_named() {
+    let dir = folder();
+    let names: ArrayRef = Arc::new(StringArray::from_iter_values((0..5000).map(|i| format!("name {i}"))));
+    let batch = RecordBatch::try_from_iter([("name", names)]).expect("a batch");
+    let properties = WriterProperties::builder().set_dictionary_enabled(false);
+    let properties = properties.set_encoding(Encoding::DELTA_BYTE_ARRAY).build();
+    let file = fs::File::create(dir.path().join("t.parquet")).expect("a file");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a writer");
+    writer.write(&batch).expect("rows");
+    writer.close().expect("a footer");
+    let sql = "select count(*) as n from t where name like '%99%'";
+    let (code, _, err) = run(&mut on_folder(dir.path(), &["--gpus", "2", "--check", sql]));
+    assert_eq!(code, 0);
+    let line = err.lines().find(|line| line.starts_with("decoded on the host: "));
+    assert!(line.is_some_and(|line| line.contains("t.name (") && line.contains("DELTA_BYTE_ARRAY")), "{err}");
+}
+
+#[test]
+fn a_lost_device_is_left_out() {
+    // What a fault leaves behind, without a fault: q01 ends the worker, and device 1 does not open again.
+    let dir = folder();
+    let report = dir.path().join("report.json");
+    let mut command = on_tpch(&["--gpus", "2", "--query", "q01,q06,q14", "--check", "--report"]);
+    let (code, out, err) = run(command.arg(&report).env("DKB_FAIL", "q01,1"));
+    assert_eq!(code, 1);
+    assert!(out.contains("2/3 good"), "the other queries run");
+    assert!(err.contains("q01: the worker process was ended by signal 6"), "the fault is named");
+    assert!(err.contains("warning: device 1 does not open again"), "the device is named");
+    let report: Value = serde_json::from_slice(&fs::read(report).expect("a report")).expect("JSON");
+    assert_eq!(report["left_out"].as_array().map(Vec::len), Some(1));
+    assert_eq!(report["queries"][1]["rows_per_device"].as_array().map(Vec::len), Some(1));
+
+    // Without any device that opens, the other queries fail, too.
+    let mut command = on_tpch(&["--gpus", "2", "--query", "q01,q06"]);
+    let (code, out, err) = run(command.env("DKB_FAIL", "q01,0,1"));
+    assert_eq!(code, 1);
+    assert!(out.contains("0/2 good") && err.contains("q06: "), "both are named");
+}
+
+#[test]
+fn progress_on_a_terminal() {
+    let program = program().display().to_string();
+    let data = tpch_data();
+    let arguments =
+        format!("--device host --gpus 2 --mode stream --query q01 --repeat 50 --data {}", data.display());
+    // Both outputs of what `script` runs are a terminal.
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &format!("{program} {arguments}"), "/dev/null"]);
+    command.env("DKB_CACHE_DIR", dkb_tests::cache_dir()).env("TERM", "xterm").stdin(Stdio::null());
+    let Ok(output) = command.output() else {
+        println!("skipped: the program `script` is not installed");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("q01: execute, GB ") && text.contains("GB/s"), "{text}");
+    // Elsewhere nothing of it is seen.
+    let (_, _, err) = run(&mut on_tpch(&["--query", "q01", "--mode", "stream", "--repeat", "50"]));
+    assert!(!err.contains("GB/s") && !err.contains("execute"));
 }
 
 /// The processes whose parent is `pid`.
@@ -292,6 +437,8 @@ fn a_killed_parent_takes_its_worker_along() {
 
 #[test]
 fn a_killed_worker_ends_its_query_only() {
+    // Once compiled, the query soon runs.
+    assert_eq!(run(&mut on_tpch(&["--query", "q01,q06"])).0, 0);
     let child = spawn(&mut on_tpch(&["--query", "q01,q06", "--repeat", "1000000"]));
     let mut workers = Vec::new();
     wait_until("the worker starts", || {

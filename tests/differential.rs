@@ -277,11 +277,16 @@ fn data_set(seed: u64, tally: &Mutex<Tally>) {
     }
     let reference = Reference::open(dir.path());
     let config = SessionConfig { poison: true, ..SessionConfig::default() };
-    let sessions = [1, 3].map(|devices| (devices, host_session(dir.path(), devices, config.clone())));
+    // Devices, and parts of divided state.
+    let runs = [(1, None), (3, None), (2, Some(5))];
+    let sessions = runs.map(|(devices, shards)| {
+        let config = SessionConfig { shards, ..config.clone() };
+        ((devices, shards), host_session(dir.path(), devices, config))
+    });
     for _ in 0..QUERIES {
         let (sql, ordered) = writer.query();
         let want = reference.run(&sql);
-        for (devices, session) in &sessions {
+        for (run, session) in &sessions {
             let got = session.prepare(&sql, &[]).and_then(|mut prepared| session.execute(&mut prepared, &[]));
             let mut tally = tally.lock().expect("no test has panicked");
             let failure = match (got, &want) {
@@ -298,7 +303,7 @@ fn data_set(seed: u64, tally: &Mutex<Tally>) {
             };
             tally.run += 1;
             if let Some(failure) = failure {
-                tally.wrong.push(format!("seed {seed}, {devices} devices: {failure}\n  {sql}"));
+                tally.wrong.push(format!("seed {seed}, devices and parts {run:?}: {failure}\n  {sql}"));
                 break;
             }
         }

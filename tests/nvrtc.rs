@@ -1,27 +1,46 @@
-//! The generated source of the 22 queries compiles for sm_90: NVRTC needs no GPU.
+//! The generated source of the 22 queries and the runtime's own compile for sm_90: NVRTC needs no GPU.
 //!
-//! Without NVRTC the test says that it is skipped; under CI or with DKB_REQUIRE_NVRTC set, a lack fails.
+//! Without NVRTC a test says that it is skipped; under CI or with DKB_REQUIRE_NVRTC set, a lack fails.
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
-use dkb_kernels::cuda_translation_unit;
+use dkb_kernels::parquet::PARQUET;
+use dkb_kernels::{cuda_builtin_unit, cuda_translation_unit};
 use dkb_planner::{PlanOptions, plan};
 use dkb_runtime::device::nvrtc;
 use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::queries;
 use dkb_tests::tpch_data;
 
+fn has_nvrtc() -> bool {
+    let Err(error) = nvrtc::version() else { return true };
+    let required = ["CI", "DKB_REQUIRE_NVRTC"].iter().any(|name| std::env::var_os(name).is_some());
+    assert!(!required, "NVRTC is required here: {error}");
+    println!("skipped: {error}");
+    false
+}
+
+#[test]
+fn the_page_decoder_compiles_to_a_cubin() {
+    if has_nvrtc() {
+        let cubin = nvrtc::compile_cubin(&cuda_builtin_unit(&PARQUET), "sm_90").expect("it compiles");
+        assert!(cubin.starts_with(b"\x7fELF"));
+        println!("{}: {} bytes", PARQUET.name, cubin.len());
+    }
+}
+
 #[test]
 fn all_queries_compile_to_cubins() {
-    if let Err(error) = nvrtc::version() {
-        let required = ["CI", "DKB_REQUIRE_NVRTC"].iter().any(|name| std::env::var_os(name).is_some());
-        assert!(!required, "NVRTC is required here: {error}");
-        println!("skipped: {error}");
+    if !has_nvrtc() {
         return;
     }
     let tables = DataSet::open(&tpch_data()).expect("the data opens").catalog();
-    for query in queries() {
-        let planned = plan(&query.sql, &query.decls(), &tables, &PlanOptions::default());
+    // In little memory, build sides are ranked.
+    let little = PlanOptions { memory_bytes: Some(1 << 20), ..PlanOptions::default() };
+    for (query, options) in
+        queries().into_iter().flat_map(|q| [(q.clone(), PlanOptions::default()), (q, little.clone())])
+    {
+        let planned = plan(&query.sql, &query.decls(), &tables, &options);
         let planned = planned.unwrap_or_else(|e| panic!("{}: {e}", query.name));
         let source = cuda_translation_unit(&planned.plan).unwrap_or_else(|e| panic!("{}: {e}", query.name));
         let cubin = nvrtc::compile_cubin(&source, "sm_90").unwrap_or_else(|e| panic!("{}: {e}", query.name));

@@ -466,6 +466,59 @@ extern "C" __global__ void walk(u64 rows, const u32* heads, const u32* next, con
 }
 
 #[test]
+fn ranked_bitmaps_number_their_keys() {
+    let buffers = [
+        ("words", "u64", "words", "zero", "none"),
+        ("ranks", "u64", "1", "zero", "none"),
+        ("n", "u64", "1", "zero", "none"),
+        ("out_key", "i64", "out", "poison", "none"),
+        ("out_rank", "i64", "out", "poison", "none"),
+    ];
+    let columns = [("key", "int64", "out_key"), ("rank", "int64", "out_rank")];
+    // Every third row gives a key, 108 after the one before.
+    let sizes =
+        "words = { value = \"rows(t) * 36 / 32 + 1\" }\nout = { value = \"rows(t) + 1\", counter = \"n\" }";
+    let phases = r#"[[phases]]
+name = "mark"
+over = "t"
+on = "partitions"
+launches = [{ kernel = "mark", threads = "rows", args = ["rows", "t.id", "words"] }]
+[[phases]]
+name = "walk"
+over = "rows(out)"
+on = "root"
+launches = [
+  { kernel = "rank", threads = "words", args = ["len(words)", "words", "ranks"] },
+  { kernel = "walk", threads = "rows", args = ["rows", "len(words)", "words", "n", "out_key", "out_rank"] },
+]"#;
+    let source = r#"
+extern "C" __global__ void mark(u64 rows, const i64* id, u64* words) {
+  DKB_ROWS(i, rows) if (id[i] % 3 == 0) rank_set(words, u64(id[i]) * 36);
+}
+extern "C" __global__ void rank(u64 count, u64* words, u64* ranks) { rank_words(words, count, ranks); }
+extern "C" __global__ void walk(u64 rows, u64 count, const u64* words, u64* n, i64* key, i64* rank) {
+  DKB_ROWS(i, rows) {
+    u64 found = rank_find(words, count, i * 36);
+    if (found == DKB_NONE || rank_find(words, count, i * 36 + 1) != DKB_NONE) continue;
+    u64 at = append(n);
+    key[at] = i64(i);
+    rank[at] = rank_of(words, i * 36) == found ? i64(found) : -1;
+  }
+}
+"#;
+    let plan = plan("", sizes, &buffers, phases, "out", &columns, source);
+    for rows in SIZES {
+        let table = Table::new(rows);
+        let batch = run(&table.session(1), &plan, &[]).unwrap_or_else(|e| panic!("{rows} rows: {e}"));
+        let keys: Vec<i64> = (0..rows as i64).step_by(3).collect();
+        assert_eq!(ints(&batch, 0), keys, "{rows} rows");
+        let mut ranks = ints(&batch, 1);
+        ranks.sort_unstable();
+        assert_eq!(ranks, (0..keys.len() as i64).collect::<Vec<_>>(), "{rows} rows");
+    }
+}
+
+#[test]
 fn calendar_of_days() {
     let outputs = [("year", "i64", "int64"), ("month", "i64", "int64"), ("day", "i64", "int64")];
     let body = "year[at] = year_of(d[i]); month[at] = month_of(d[i]); day[at] = day_of(d[i]);";

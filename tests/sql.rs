@@ -1,4 +1,5 @@
-//! The SQL suite: every query of `sql/*.sql` on DataFusion, on one device and on three, with equal answers.
+//! The SQL suite: every query of `sql/*.sql` on DataFusion, on one device, on three, and with state divided into
+//! parts on two, with equal answers.
 //!
 //! The files hold queries only, each ended by `;`. A comment line before a query may say what is special:
 //! `-- fallback` marks one that generated kernels do not cover, `-- error` one that must fail on this data.
@@ -270,7 +271,11 @@ fn check(file: &str) {
     write_tables(dir.path());
     let reference = Reference::open(dir.path());
     let poison = SessionConfig { poison: true, ..SessionConfig::default() };
-    let sessions = [1, 3].map(|devices| host_session(dir.path(), devices, poison.clone()));
+    let runs = [(1, None), (3, None), (2, Some(5))];
+    let sessions = runs.map(|(devices, shards)| {
+        let session = host_session(dir.path(), devices, SessionConfig { shards, ..poison.clone() });
+        (session, format!("{devices} devices, parts: {shards:?}"))
+    });
     let path = root().join("tests/sql").join(file);
     let text = std::fs::read_to_string(&path).expect("the suite's file");
     let mut wrong = Vec::new();
@@ -278,13 +283,13 @@ fn check(file: &str) {
     for Case { mark, sql, line } in cases(&text) {
         println!("{sql}");
         let want = reference.run(&sql);
-        for (session, devices) in sessions.iter().zip(["1 device", "3 devices"]) {
+        for (session, run) in &sessions {
             let got = ours(session, &sql);
             if got.is_none() && mark != Mark::Error && !without_kernels.contains(&line) {
                 without_kernels.push(line);
             }
             if let Err(what) = verdict(mark, &sql, got, &want) {
-                wrong.push(format!("{sql}\n  on {devices}: {what}"));
+                wrong.push(format!("{sql}\n  on {run}: {what}"));
             }
         }
     }

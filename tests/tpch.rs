@@ -87,6 +87,17 @@ fn sharded_state() {
     all_queries(&tpch_data(), &["--gpus", "2", "--shards", "5"]);
 }
 
+#[test]
+fn state_large_beside_the_memory() {
+    // Build sides are ranked, and columns streamed where they do not fit.
+    for (devices, memory) in [("1", "2MB"), ("2", "3MB"), ("4", "4MB")] {
+        let options =
+            ["--mode", "auto", "--chunk-bytes", "200KB", "--device-memory", memory, "--gpus", devices];
+        all_queries(&tpch_small_groups(), &options);
+    }
+    all_queries(&tpch_data(), &["--gpus", "2", "--shards", "3", "--device-memory", "10MB"]);
+}
+
 /// Whether Python has the packages that write other Parquet; where they must be there, a lack is a failure.
 fn has_python_writers() -> bool {
     let found = Command::new("python3").args(["-c", "import pyarrow.parquet, duckdb"]).output();

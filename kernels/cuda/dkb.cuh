@@ -39,6 +39,10 @@ enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
   for (u64 i = u64(u128(n) * dkb_block / dkb_blocks), i##_end = u64(u128(n) * (dkb_block + 1) / dkb_blocks); \
        i < i##_end; ++i)
 
+// Tiles of as many rows as the block has threads: all threads of the block take part in every one.
+#define DKB_TILES(first, n) DKB_ROWS(first, n)
+DKB_FN u64 block_thread() { return 0; }
+
 template <class T> DKB_FN T load(const T* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 template <class T> DKB_FN void store(T* p, T v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 template <class T> DKB_FN T atomic_cas(T* p, T expected, T desired) {
@@ -67,6 +71,7 @@ template <class T> DKB_FN T block_sum(T v) { return v; }
 template <class T> DKB_FN T block_min(T v) { return v; }
 template <class T> DKB_FN T block_max(T v) { return v; }
 DKB_FN bool block_leader() { return true; }
+template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v)); }
 
 #else
 
@@ -75,6 +80,10 @@ DKB_FN bool block_leader() { return true; }
 #define DKB_ROWS(i, n)                                                  \
   for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
        i += u64(gridDim.x) * blockDim.x)
+
+#define DKB_TILES(first, n) \
+  for (u64 first = blockIdx.x * u64(blockDim.x); first < (n); first += u64(gridDim.x) * blockDim.x)
+DKB_FN u64 block_thread() { return threadIdx.x; }
 
 template <class T> DKB_FN T load(const T* p) {
   T v = *(const volatile T*)p;
@@ -131,6 +140,34 @@ template <class T> DKB_FN T block_max(T v) {
   return block_reduce(v, [](T a, T b) { return a > b ? a : b; });
 }
 DKB_FN bool block_leader() { return threadIdx.x == 0; }
+
+// A range for each thread of the block, of `v` numbers: returns its first. `whole` takes the range of all threads
+// together, given its length, and is called by one of them. All threads of the block take part.
+template <class F> DKB_FN u64 block_place(u32 v, F whole) {
+  __shared__ u32 ahead[32];
+  __shared__ u64 base;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  u32 upto = v;
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    u32 below = __shfl_up_sync(~0u, upto, lanes);
+    if (lane >= lanes) upto += below;
+  }
+  if (lane == 31) ahead[warp] = upto;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32 sum = 0;
+    for (int w = 0; w < warps; ++w) {
+      u32 here = ahead[w];
+      ahead[w] = sum;
+      sum += here;
+    }
+    base = whole(u64(sum));
+  }
+  __syncthreads();
+  u64 place = base + ahead[warp] + upto - v;
+  __syncthreads();
+  return place;
+}
 
 #endif
 
@@ -250,6 +287,41 @@ DKB_FN u64 lowest_bit(u64 word) {
 #else
   return u64(__ffsll(i64(word)) - 1);
 #endif
+}
+
+// ---------------------------------------------------------------- ranked bitmaps
+
+// A word has the bits of 32 keys in its low half. Once `rank_words` has run, its high half has the rank of the
+// first of them that is set. Ranks number the keys that are set: each has one of its own, in no order.
+
+DKB_FN void rank_set(u64* words, u64 k) {
+  u32* bits = (u32*)(words + k / 32);
+  u32 bit = 1u << (k % 32);
+  if (!(load(bits) & bit)) atomic_or(bits, bit);
+}
+
+// Ranks all keys that are set; `ranks` counts them, from zero. All threads of the block take part.
+DKB_FN void rank_words(u64* words, u64 count, u64* ranks) {
+  DKB_TILES(first, count) {
+    u64 w = first + block_thread();
+    u32 set = w < count ? u32(bit_count(u32(words[w]))) : 0;
+    u64 rank = block_place(set, [=](u64 sum) { return sum ? atomic_add(ranks, sum) : 0; });
+    if (set) words[w] |= rank << 32;
+  }
+}
+
+// The rank of a key that is set.
+DKB_FN u64 rank_of(const u64* words, u64 k) {
+  u64 word = words[k / 32];
+  return (word >> 32) + bit_count(u32(word) & ((1u << (k % 32)) - 1));
+}
+
+// The rank of a key of a bitmap of `count` words, or DKB_NONE if it is not set.
+DKB_FN u64 rank_find(const u64* words, u64 count, u64 k) {
+  if (k / 32 >= count) return DKB_NONE;
+  u64 word = words[k / 32];
+  u32 bit = 1u << (k % 32);
+  return u32(word) & bit ? (word >> 32) + bit_count(u32(word) & (bit - 1)) : DKB_NONE;
 }
 
 // ---------------------------------------------------------------- hash tables (open addressing, slots a power of two)

@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use std::fmt::Display;
 
 use crate::expr::{self, ExprError};
-use crate::plan::{Arg, Buffer, Launch, On, Over, Phase, Plan, Reduce, Start};
+use crate::plan::{Arg, Buffer, Launch, On, Over, Param, Phase, Plan, Reduce, Start};
+use crate::prune::{Predicate, comparable};
 use crate::repr::{Elem, Physical, SqlType};
 
 /// The largest source a plan may have, in bytes.
@@ -182,6 +183,9 @@ impl Checker<'_> {
                     "tables are divided into `partitions`, sizes may be, and nothing else is",
                 );
             }
+            if let Some(prune) = &phase.prune {
+                self.prune(&format!("{field}.prune"), prune, &phase.over)?;
+            }
             let mut merged = false;
             for (w, name) in phase.writes.iter().enumerate() {
                 let field = format!("{field}.writes[{w}]");
@@ -218,6 +222,29 @@ impl Checker<'_> {
             Over::Dict(table, column) => self.dictionary(field, table, column),
             Over::Nothing | Over::Table(_) | Over::Size(_) => Ok(()),
         }
+    }
+
+    fn prune(&self, field: &str, prune: &Predicate, over: &Over) -> Result<(), CheckError> {
+        let Over::Table(table) = over else {
+            return fail(field, "only phases over a table have row groups to skip");
+        };
+        for (column, _, param) in prune.comparisons() {
+            let Some(repr) = self.plan.inputs.get(table).and_then(|t| t.get(column)) else {
+                return fail(field, format!("no column `{table}.{column}` in `inputs`"));
+            };
+            let Some(Param { ty, .. }) = self.plan.params.get(param) else {
+                return fail(field, format!("no parameter `{param}`"));
+            };
+            if !comparable(repr.sql, *ty) {
+                let message = format!(
+                    "`{column}` is {} and `:{param}` is {ty}: only numbers, dates and timestamps have statistics, \
+                     to be compared with their like",
+                    repr.sql
+                );
+                return fail(field, message);
+            }
+        }
+        Ok(())
     }
 
     fn launch(&self, field: &str, launch: &Launch, phase: &Phase, merge: bool) -> Result<(), CheckError> {
@@ -564,6 +591,7 @@ framework = "cuda"
 level = "full"
 [params]
 date = { type = "date", default = "1994-01-01" }
+least = { type = "decimal(15,2)", default = "0" }
 [inputs.t]
 a = "int32 as i32"
 n = "int32 as i8 null"
@@ -606,6 +634,7 @@ start = "poison"
 name = "scan"
 over = "t"
 on = "partitions"
+prune = "a >= :least or n < :least"
 writes = ["kept_n", "kept_a"]
 launches = [{ kernel = "scan", threads = "rows", args = ["rows", "first_row", "t.a", "t.n.valid", "t.s.offsets", "t.s.bytes", "params", "kept_n", "kept_a", "len(kept)"] }]
 [[phases]]
@@ -682,7 +711,16 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
             ("over = \"t\"", "over = \"u\"", "phases[0].over: no table `u`"),
             ("on = \"partitions\"", "on = \"each\"", "phases[0].on:"),
             ("over = \"rows(kept)\"", "over = \"rows(x)\"", "phases[2].over: no size `x`"),
-            ("merge = {", "prune = \"\"\n#", "phases[1].merge:"),
+            ("merge = {", "hot = true\n#", "phases[1].merge:"),
+            ("prune = \"a", "prune = \"b", "phases[0].prune: no column `t.b`"),
+            ("< :least", "< :most", "phases[0].prune: no parameter `most`"),
+            ("< :least", "< :date", "phases[0].prune: `n` is int32 and `:date` is date"),
+            ("or n", "or s", "phases[0].prune: `s` is utf8 and"),
+            (
+                "over = \"rows(kept)\"",
+                "over = \"rows(kept)\"\nprune = \"a = :least\"",
+                "phases[2].prune: only phases over a table",
+            ),
             (
                 "kernel = \"scan\"",
                 "kernel = \"gone\"",

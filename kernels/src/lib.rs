@@ -5,19 +5,25 @@
 //! no CUDA and compiles nothing.
 
 mod check;
+mod exchange;
 pub mod expr;
+pub mod parquet;
 mod plan;
+mod prune;
 mod repr;
 mod source;
 pub mod text;
 
 pub use check::{CheckError, check, check_name};
+pub use exchange::{EXCHANGE, ExchangeTask};
 pub use plan::{
     Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,
     ResultSpec, Shard, Size, SortKey, Start,
 };
+pub use prune::{Comparison, ParsePredicateError, Predicate, comparable};
 pub use repr::{ColumnRepr, Elem, ParseReprError, Physical, SqlType};
 pub use source::{
-    DKB_CUH, HOST_SHIM, PackError, ParamField, ParamKind, ParamWord, ParamsLayout, SOURCE_NAME, SourceError,
-    cuda_translation_unit, host_translation_unit, kernels, params_layout, params_struct,
+    Builtin, DKB_CUH, HOST_SHIM, PackError, ParamField, ParamKind, ParamWord, ParamsLayout, SOURCE_NAME,
+    SourceError, cuda_builtin_unit, cuda_translation_unit, host_builtin_unit, host_translation_unit, kernels,
+    params_layout, params_struct,
 };

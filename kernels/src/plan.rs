@@ -8,6 +8,7 @@ use std::str::FromStr;
 use indexmap::IndexMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::prune::Predicate;
 use crate::repr::{ColumnRepr, Elem, SqlType, serde_as_text};
 
 /// A kernel plan: what one query does on any number of devices.
@@ -235,9 +236,10 @@ pub struct Phase {
     pub over: Over,
     /// Who runs it.
     pub on: On,
-    /// A predicate over the table's columns and parameters by which row groups may be skipped.
+    /// What must hold for a row to have any effect in this phase: row groups whose statistics rule it out may be
+    /// skipped. Only for phases over tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prune: Option<String>,
+    pub prune: Option<Predicate>,
     /// Buffers whose content is complete, and reduced, when this phase ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub writes: Vec<String>,

@@ -230,8 +230,7 @@ pub fn cuda_translation_unit(plan: &Plan) -> Result<String, SourceError> {
 /// # Errors
 /// [`SourceError`].
 pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
-    let head = format!("#define DKB_HOST 1\n#line 1 \"host_shim.h\"\n{HOST_SHIM}\n");
-    let mut text = unit(&head, plan)?;
+    let mut text = unit(&host_head(), plan)?;
     text += "\n#line 1 \"launches\"\n";
     for kernel in kernels(plan) {
         if !is_name(kernel) {
@@ -248,6 +247,41 @@ pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
 pub fn kernels(plan: &Plan) -> BTreeSet<&str> {
     let launches = plan.phases.iter().flat_map(|p| p.launches.iter().chain(&p.merge));
     launches.map(|l| l.kernel.as_str()).collect()
+}
+
+/// Device source of the runtime's own, as opposed to a plan's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Builtin {
+    /// The name that compilers give to the source in their messages.
+    pub name: &'static str,
+    /// The source, without includes; it may use what `dkb.cuh` declares.
+    pub source: &'static str,
+    /// Its kernels.
+    pub kernels: &'static [&'static str],
+}
+
+/// What NVRTC compiles for a [`Builtin`].
+pub fn cuda_builtin_unit(builtin: &Builtin) -> String {
+    builtin_unit("", builtin)
+}
+
+/// What the host's C++ compiler compiles for a [`Builtin`]; exports are those of [`host_translation_unit`].
+pub fn host_builtin_unit(builtin: &Builtin) -> String {
+    let mut text = builtin_unit(&host_head(), builtin);
+    text += "\n#line 1 \"launches\"\n";
+    for kernel in builtin.kernels {
+        text += &format!("DKB_EXPORT({kernel})\n");
+    }
+    text
+}
+
+fn builtin_unit(head: &str, builtin: &Builtin) -> String {
+    let Builtin { name, source, .. } = builtin;
+    format!("{head}#line 1 \"dkb.cuh\"\n{DKB_CUH}\n#line 1 \"{name}\"\n{source}\n")
+}
+
+fn host_head() -> String {
+    format!("#define DKB_HOST 1\n#line 1 \"host_shim.h\"\n{HOST_SHIM}\n")
 }
 
 fn unit(head: &str, plan: &Plan) -> Result<String, SourceError> {

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use dkb_kernels::{Arg, Elem, Launch, Over, Reduce, Start};
 
 use crate::PlanError;
+use crate::derive::{Derived, Scope};
+use crate::divide::{Divisible, MOST_KEYS, PART_KEYS, Touch};
 use crate::emit::{Emitter, Fault, Stored};
 use crate::ir::{Acc, AccFn, Aggregate, ColId, Expr, Range, Rel};
 use crate::pipe::{Form, Pipe, Value};
@@ -47,6 +49,8 @@ pub(crate) enum KeyColumn {
     Words { at: usize, null_bit: Option<usize>, form: Form },
     /// Determined by the other keys: stored once a group.
     Determined(Stored),
+    /// Determined by the key at this position: a build side holds it.
+    Derived(usize, Derived),
 }
 
 /// The buffers of an aggregate, complete once its phase has ended.
@@ -60,8 +64,12 @@ pub(crate) struct AggState {
     pub(crate) accs: Vec<Stored>,
     /// What each accumulator's range is.
     pub(crate) ranges: Vec<Option<Range>>,
-    /// Buffer that is not zero where a group exists (Direct).
-    present: String,
+    /// The position of the key that may divide the state.
+    pub(crate) by: Option<usize>,
+    /// Whether slots are those of a part (Direct).
+    part: bool,
+    /// Buffer that has another value than this where a group exists (Direct).
+    present: (String, &'static str),
     rows: f64,
     max_rows: Option<u128>,
 }
@@ -72,7 +80,8 @@ impl AggState {
         match &self.groups {
             Groups::Scalar => ("true".to_owned(), vec![]),
             Groups::Direct { .. } => {
-                (format!("{}[{slot}] != 0", self.present), vec![Arg::Buffer(self.present.clone())])
+                let (buffer, nothing) = &self.present;
+                (format!("{buffer}[{slot}] != {nothing}"), vec![Arg::Buffer(buffer.clone())])
             }
             Groups::Hash => {
                 (format!("{}_keys[{slot}] != 0", self.name), vec![Arg::Buffer(format!("{}_keys", self.name))])
@@ -84,25 +93,16 @@ impl AggState {
         }
     }
 
-    /// Puts the group at `slot` into the pipeline's scope, for the aggregate `agg`.
-    pub(crate) fn bring(&self, pipe: &mut Pipe, agg: &Aggregate, slot: &str) {
-        for (id, key) in agg.keys.iter().zip(&self.keys) {
-            let (value, needs) = self.key_value(key, slot);
-            pipe.env.insert(*id, value);
-            pipe.needs.insert(*id, needs);
-        }
-        for (acc, stored) in agg.accs.iter().zip(&self.accs) {
-            let (value, needs) = stored.at(slot);
-            pipe.env.insert(acc.id, value);
-            pipe.needs.insert(acc.id, needs);
-        }
-    }
-
     fn key_value(&self, key: &KeyColumn, slot: &str) -> (Value, Vec<Arg>) {
         match key {
             KeyColumn::Determined(stored) => stored.at(slot),
+            KeyColumn::Derived(..) => unreachable!("looked up by another key"),
             KeyColumn::Packed { domain, stride, form } => {
                 let (number, needs) = match self.groups {
+                    Groups::Direct { .. } if self.part => (
+                        format!("({slot} + part * {PART_KEYS}_len)"),
+                        vec![Arg::Part, Arg::Len(PART_KEYS.to_owned())],
+                    ),
                     Groups::Hash => {
                         let keys = format!("{}_keys", self.name);
                         (format!("({keys}[{slot}] - 1)"), vec![Arg::Buffer(keys)])
@@ -110,7 +110,12 @@ impl AggState {
                     _ => (slot.to_owned(), vec![]),
                 };
                 let shifted = if *stride == 1 { number } else { format!("{number} / {stride}") };
-                let part = format!("({shifted} % {})", domain.span);
+                let end = stride * domain.span;
+                let above = |k: &KeyColumn| matches!(k, KeyColumn::Packed { stride, .. } if *stride >= end);
+                let part = match self.keys.iter().any(above) {
+                    true => format!("({shifted} % {})", domain.span),
+                    false => format!("({shifted})"),
+                };
                 let null = domain.nullable.then(|| format!("({part} == 0)"));
                 let base = domain.min - i128::from(domain.nullable);
                 let code = match form {
@@ -206,6 +211,29 @@ impl Emitter<'_> {
         }
     }
 
+    /// Puts the group at `slot` into the pipeline's scope, for the aggregate `agg`.
+    pub(crate) fn bring(&self, state: &AggState, pipe: &mut Pipe, agg: &Aggregate, slot: &str) {
+        let mut scope = Scope::new();
+        let mut derived = BTreeMap::new();
+        for (id, key) in agg.keys.iter().zip(&state.keys) {
+            match key {
+                KeyColumn::Derived(by, from) => {
+                    derived.insert(*id, Derived { keys: vec![agg.keys[*by]], ..from.clone() });
+                }
+                _ => {
+                    scope.insert(*id, state.key_value(key, slot));
+                }
+            }
+        }
+        scope.extend(agg.accs.iter().zip(&state.accs).map(|(acc, stored)| (acc.id, stored.at(slot))));
+        self.resolve(pipe, &derived, &mut scope);
+        for (id, (value, needs)) in scope {
+            pipe.env.insert(id, value);
+            pipe.needs.insert(id, needs);
+        }
+        pipe.derived.extend(derived);
+    }
+
     /// Builds the aggregate's state, or finds that it exists.
     pub(crate) fn aggregate(&mut self, agg: &Aggregate) -> Result<AggState, Fault> {
         let identity = canonical(&Rel::Aggregate(agg.clone()));
@@ -253,6 +281,18 @@ impl Emitter<'_> {
             v.null = nullable[id].then(|| "true".to_owned());
             domains.push(self.domain(&key_expr(self, *id), &v));
         }
+        // One integer key may divide the state: the one of the most values.
+        let spans = keys.iter().zip(&domains).enumerate().filter_map(|(k, (id, d))| Some((k, id, (*d)?)));
+        let by = spans
+            .filter(|(_, id, d)| {
+                matches!(forms[*id].form, Form::Int(_)) && !d.nullable && d.span <= MOST_KEYS
+            })
+            .max_by_key(|(.., d)| d.span)
+            .map(|(k, _, d)| (k, d.span));
+        let part = self.part_domain(&name);
+        if let (Some((k, _)), Some(part)) = (by, part) {
+            domains[k] = Some(part);
+        }
         let slots = domains.iter().try_fold(1u128, |product, d| product.checked_mul((*d)?.span));
         let groups_estimate = self
             .estimate(|o| agg.keys.iter().map(|k| o.columns[*k].distinct).product::<f64>())
@@ -271,10 +311,8 @@ impl Emitter<'_> {
             Groups::Direct { slots } => {
                 let slots = u64::try_from(*slots)
                     .map_err(|_| PlanError::Unsupported("more groups than can be numbered".to_owned()))?;
-                self.sizes.insert(
-                    name.clone(),
-                    dkb_kernels::Size { value: slots.to_string(), counter: None, pow2: false },
-                );
+                let value = part.map_or(slots.to_string(), |_| PART_KEYS.to_owned());
+                self.sizes.insert(name.clone(), dkb_kernels::Size { value, counter: None, pow2: false });
                 name.clone()
             }
             Groups::Hash | Groups::Wide { .. } => {
@@ -308,46 +346,44 @@ impl Emitter<'_> {
             cells.push(cell);
         }
         // Where groups are positions, something must tell which of them exist.
-        let mut present = String::new();
+        let mut present = (String::new(), "0");
         let mut mark_present = false;
         let few = self.few(&groups, &cells);
         if let Groups::Direct { .. } = groups {
-            let counting = cells.iter().find(|c| c.func == AccFn::Count && c.arg.is_none());
-            present = match counting {
-                Some(cell) => cell.buffer.clone(),
+            let mut telling = None;
+            for cell in &cells {
+                telling =
+                    telling.or(self.tells_groups(cell, &mut pipes)?.map(|none| (cell.buffer.clone(), none)));
+            }
+            present = match telling {
+                Some(telling) => telling,
                 None if few => {
                     let buffer = format!("{name}_rows");
                     self.declare(buffer.clone(), Elem::I64, &len, Start::Zero, Reduce::Sum);
                     let cell =
                         Cell { func: AccFn::Count, buffer: buffer.clone(), elem: Elem::I64, arg: None };
                     cells.push(cell);
-                    buffer
+                    (buffer, "0")
                 }
                 None => {
                     mark_present = true;
-                    self.declare(format!("{name}_seen"), Elem::U8, &len, Start::Zero, Reduce::Max)
+                    (self.declare(format!("{name}_seen"), Elem::U8, &len, Start::Zero, Reduce::Max), "0")
                 }
             };
         }
         // Determined keys.
-        let mut determined_stores: BTreeMap<ColId, Stored> = BTreeMap::new();
-        for id in &determined {
-            let e = key_expr(self, *id);
-            let mut any_null = false;
-            let mut stored = None;
-            for pipe in &mut pipes {
-                let (v, elem) = self.storable(pipe, &e)?;
-                any_null |= v.null.is_some();
-                stored = Some((Self::stored_form(v.form, elem), elem));
-            }
-            let (form, elem) = stored.expect("an aggregate has pipelines");
-            let buffer = format!("{name}_{}", safe(&self.columns[*id].name, *id));
-            self.declare(buffer.clone(), elem, &len, Start::Zero, reduce(Reduce::Or));
-            let valid = any_null.then(|| {
-                self.declare(format!("{buffer}_valid"), Elem::U8, &len, Start::Zero, reduce(Reduce::Or))
-            });
-            determined_stores.insert(*id, Stored { buffer, valid, form });
-        }
+        let mut determined: BTreeSet<ColId> = determined.into_iter().collect();
+        let deferred = self.defer(&pipes, &keys.iter().copied().collect(), &mut determined, false);
+        let mut determined_writes = Vec::new();
+        let determined_stores = self.payload(
+            &mut pipes,
+            &name,
+            &determined,
+            &len,
+            Start::Zero,
+            reduce(Reduce::Or),
+            &mut determined_writes,
+        )?;
         // The key columns' places.
         let mut key_columns = BTreeMap::new();
         let mut words = 0;
@@ -413,39 +449,40 @@ impl Emitter<'_> {
         }
         writes.extend(cells.iter().map(|c| c.buffer.clone()));
         if mark_present {
-            writes.push(present.clone());
+            writes.push(present.0.clone());
         }
-        for stored in determined_stores.values() {
-            writes.push(stored.buffer.clone());
-            writes.extend(stored.valid.clone());
-        }
-        if hashed {
-            self.shardable.push((name.clone(), groups_estimate, writes.clone()));
+        writes.extend(determined_writes);
+        let division_key = by.map(|(k, _)| keys[k]);
+        let direct = matches!(groups, Groups::Direct { .. });
+        if hashed || (direct && keys.len() == 1 && division_key.is_some() && !few) {
+            let rows = match &groups {
+                Groups::Direct { slots } => *slots as f64,
+                _ => (groups_estimate * 2.0).max(1.0),
+            };
+            let bytes = rows * self.element_bytes(&writes);
+            let keys = by.map(|(_, span)| span);
+            self.divisible.push(Divisible { name: name.clone(), bytes, keys, buffers: writes.clone() });
         }
         let last = pipes.len() - 1;
         for (k, mut pipe) in pipes.into_iter().enumerate() {
+            if let Some(id) = division_key {
+                let e = key_expr(self, id);
+                let v = self.group_value(&mut pipe, &e)?;
+                self.meet_state(&mut pipe, &name, &v, self.range(&e));
+            }
             let slot = self.group_slot(&mut pipe, &name, &groups, &keys, &key_columns)?;
             match (&groups, few) {
                 (Groups::Scalar, _) => self.sum_in_registers(&mut pipe, &cells)?,
                 (Groups::Direct { slots }, true) => self.sum_in_few(&mut pipe, &cells, *slots, &slot)?,
                 _ => {
                     if mark_present {
-                        let seen = pipe.buffer(&present);
+                        let seen = pipe.buffer(&present.0);
                         pipe.line(format!("{seen}[{slot}] = 1;"));
                     }
                     self.sum_in_cells(&mut pipe, &cells, &slot)?;
                 }
             }
-            for (id, stored) in &determined_stores {
-                let (v, _) = self.storable(&mut pipe, &key_expr(self, *id))?;
-                let target = pipe.buffer(&stored.buffer);
-                pipe.line(format!("{target}[{slot}] = {};", v.code));
-                if let Some(valid) = &stored.valid {
-                    let target = pipe.buffer(valid);
-                    let null = v.null.unwrap_or_else(|| "false".to_owned());
-                    pipe.line(format!("if (!{null}) {target}[{slot}] = 1;"));
-                }
-            }
+            self.store_payload(&mut pipe, &determined_stores, &slot)?;
             let how = match (&groups, few) {
                 (Groups::Scalar, _) => "sum in registers".to_owned(),
                 (Groups::Direct { slots }, true) => format!("group in registers, {slots} slots"),
@@ -458,21 +495,27 @@ impl Emitter<'_> {
             let (writes, merge) = if k == last { (writes.clone(), merge.clone()) } else { (vec![], None) };
             self.close(pipe, &phase, writes, merge);
         }
+        let position = |id: ColId| agg.keys.iter().position(|k| *k == id);
         let keys = agg
             .keys
             .iter()
-            .map(|id| match determined_stores.get(id) {
-                Some(stored) => KeyColumn::Determined(stored.clone()),
-                None => key_columns[id].clone(),
+            .map(|id| match (determined_stores.get(id), deferred.get(id)) {
+                (Some(stored), _) => KeyColumn::Determined(stored.clone()),
+                (_, Some(derived)) => {
+                    let by = position(derived.keys[0]).expect("a key of the aggregate");
+                    KeyColumn::Derived(by, derived.clone())
+                }
+                (None, None) => key_columns[id].clone(),
             })
             .collect();
+        let by = division_key.and_then(position);
         let max_rows = match &groups {
             Groups::Scalar => Some(1),
             Groups::Direct { slots } => Some(max_rows.map_or(*slots, |m| m.min(*slots))),
             _ => max_rows,
         };
         let rows = if agg.keys.is_empty() { 1.0 } else { groups_estimate };
-        Ok(AggState { name, groups, keys, accs, ranges, present, rows, max_rows })
+        Ok(AggState { name, groups, keys, accs, ranges, by, part: part.is_some(), present, rows, max_rows })
     }
 
     /// A group key's value: text of scans must be codes to be compared.
@@ -576,6 +619,24 @@ impl Emitter<'_> {
         Ok((Cell { func: acc.func, buffer, elem, arg }, range, form))
     }
 
+    /// The value that an accumulator has only where there is no group, if there is such a value.
+    fn tells_groups(&mut self, cell: &Cell, pipes: &mut [Pipe]) -> Result<Option<&'static str>, Fault> {
+        let Some(arg) = &cell.arg else { return Ok((cell.func == AccFn::Count).then_some("0")) };
+        for pipe in pipes {
+            if self.value(pipe, arg)?.null.is_some() {
+                return Ok(None);
+            }
+        }
+        // Minima and maxima in 32 bits start beyond all values, and sums of positive numbers are positive.
+        Ok(match (cell.func, cell.elem) {
+            (AccFn::Count, _) => Some("0"),
+            (AccFn::Min, Elem::I32) => Some("largest<i32>()"),
+            (AccFn::Max, Elem::I32) => Some("smallest<i32>()"),
+            (AccFn::Sum, Elem::I64 | Elem::I128) => self.range(arg).filter(|(lo, _)| *lo > 0).map(|_| "0"),
+            _ => None,
+        })
+    }
+
     fn few(&self, groups: &Groups, cells: &[Cell]) -> bool {
         let Groups::Direct { slots } = groups else { return false };
         let bytes = |c: &Cell| if self.narrow_partial(c).is_some() { 8 } else { c.elem.bytes() };
@@ -613,6 +674,7 @@ impl Emitter<'_> {
             Groups::Scalar => Ok("0".to_owned()),
             Groups::Direct { .. } => {
                 let code = number(self, pipe)?;
+                let code = self.local_in(pipe, name, code);
                 pipe.line(format!("const u64 {name}_slot = {code};"));
                 Ok(format!("{name}_slot"))
             }
@@ -659,11 +721,22 @@ impl Emitter<'_> {
         }
     }
 
+    /// Notes that the pipeline fills a state which no single key divides.
     fn skip_other_parts(&self, pipe: &mut Pipe, name: &str, hash: &str) {
-        if self.divided == Some(name) {
+        if pipe.touches.iter().any(|t| t.state == name) {
+            return;
+        }
+        pipe.touches.push(Touch { state: name.to_owned(), key: format!("{name}_key"), range: None });
+        if self.is_divided_by_hash(name) {
             let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
             pipe.line(format!("if (!in_part({hash}({name}_key), {part}, {parts})) continue;"));
         }
+    }
+
+    /// Bytes of one element of each of the buffers.
+    pub(crate) fn element_bytes(&self, buffers: &[String]) -> f64 {
+        let listed = self.buffers.iter().filter(|b| b.len != "1" && buffers.contains(&b.name));
+        listed.map(|b| b.ty.bytes() as f64).sum()
     }
 
     /// The statement's guard and value for one accumulator.
@@ -796,13 +869,10 @@ impl Emitter<'_> {
             both(&cell.buffer);
             body += &format!("    {}({b} + slot, peer_{b}[i]);\n", cell.combine(), b = cell.buffer);
         }
-        for stored in determined.values() {
-            both(&stored.buffer);
-            body += &format!("    {b}[slot] = peer_{b}[i];\n", b = stored.buffer);
-            if let Some(valid) = &stored.valid {
-                both(valid);
-                body += &format!("    if (peer_{valid}[i]) {valid}[slot] = 1;\n");
-            }
+        let stored = determined.values().flat_map(|s| [Some(&s.buffer), s.valid.as_ref()]).flatten();
+        for buffer in stored.collect::<BTreeSet<_>>() {
+            both(buffer);
+            body += &format!("    {buffer}[slot] = peer_{buffer}[i];\n");
         }
         body += "  }\n";
         let kernel = format!("{name}_merge");
@@ -831,7 +901,17 @@ impl Emitter<'_> {
             });
             pipe.keep_if(&present);
         }
-        state.bring(&mut pipe, agg, slot);
+        self.bring(state, &mut pipe, agg, slot);
+        if let Some(by) = state.by {
+            // The groups of a part are those of its keys.
+            let key = &pipe.env[&agg.keys[by]];
+            let (state, range) = (state.name.clone(), self.columns[agg.keys[by]].range);
+            let touch = Touch { state, key: key.code.clone(), range };
+            pipe.in_part.insert(touch.key.clone());
+            pipe.touches.push(touch);
+        } else {
+            pipe.touches.push(Touch { state: state.name.clone(), key: "slot".to_owned(), range: None });
+        }
         let keys: BTreeSet<ColId> = agg.keys.iter().copied().collect();
         pipe.dependencies.push((keys, agg.accs.iter().map(|a| a.id).collect()));
         pipe

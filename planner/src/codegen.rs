@@ -17,7 +17,7 @@ fn unsupported<T>(what: impl std::fmt::Display) -> Result<T, Fault> {
     Err(Fault::Plan(PlanError::Unsupported(what.to_string())))
 }
 
-fn scale(ty: SqlType) -> u32 {
+pub(crate) fn scale(ty: SqlType) -> u32 {
     match ty {
         SqlType::Decimal(_, s) => s.max(0) as u32,
         _ => 0,

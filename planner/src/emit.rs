@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dkb_kernels::{
-    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Reduce, ResultColumn,
+    Arg, Buffer, ColumnRepr, Elem, Launch, On, Over, Param, Phase, Physical, Predicate, Reduce, ResultColumn,
     ResultSpec, Shard, Size, SqlType, Start,
 };
 use indexmap::IndexMap;
 
 use crate::PlanError;
 use crate::catalog::TableInfo;
+use crate::divide::{Divisible, Division, Touch};
 use crate::ir::{ColId, Columns, Expr, Rel};
 use crate::lower::type_range;
 use crate::pipe::{Form, Pipe, Value, arg_name};
@@ -24,8 +25,8 @@ pub(crate) enum Fault {
     Plan(PlanError),
     /// Text of this table and column is needed where only codes serve: start over with a dictionary for it.
     NeedDict(usize, usize),
-    /// This aggregate's state can be divided into parts: start over with kernels that skip other parts' keys.
-    Divide(String),
+    /// State can be divided into parts: start over with kernels that skip other parts' keys.
+    Divide(Division),
 }
 
 impl From<PlanError> for Fault {
@@ -69,8 +70,10 @@ pub(crate) struct Emitter<'a> {
     pub(crate) denied: &'a [String],
     /// Text columns that must be read as codes.
     pub(crate) dicts: &'a BTreeSet<(usize, usize)>,
-    /// The aggregate whose state may be divided into parts.
-    pub(crate) divided: Option<&'a str>,
+    /// The states that are divided, once they are chosen.
+    pub(crate) divided: Option<&'a Division>,
+    /// Bytes of arrays from which on a build side's rows are ranked instead.
+    pub(crate) large_bytes: f64,
     pub(crate) inputs: IndexMap<String, IndexMap<String, ColumnRepr>>,
     pub(crate) sizes: IndexMap<String, Size>,
     pub(crate) buffers: Vec<Buffer>,
@@ -83,8 +86,9 @@ pub(crate) struct Emitter<'a> {
     pub(crate) lookups: HashMap<String, (crate::join::Lookup, Vec<crate::pipe::Dependency>)>,
     /// The state that may be divided by key, once all phases are known.
     pub(crate) shard: Option<Shard>,
-    /// Hash aggregates: name, estimated groups, buffers.
-    pub(crate) shardable: Vec<(String, f64, Vec<String>)>,
+    /// States that may be divided, and by phase, what its kernels fill and read.
+    pub(crate) divisible: Vec<Divisible>,
+    pub(crate) touches: Vec<(String, Vec<Touch>)>,
     serial: usize,
     pub(crate) explain: Vec<String>,
 }
@@ -95,18 +99,19 @@ impl<'a> Emitter<'a> {
         columns: Columns,
         params: IndexMap<String, Param>,
         values: &'a BTreeMap<String, crate::ParamValue>,
-        denied: &'a [String],
+        options: &'a crate::PlanOptions,
         dicts: &'a BTreeSet<(usize, usize)>,
-        divided: Option<&'a str>,
+        divided: Option<&'a Division>,
     ) -> Self {
-        Emitter {
+        let mut emitter = Emitter {
             tables,
             columns,
             params,
             values,
-            denied,
+            denied: &options.denied,
             dicts,
             divided,
+            large_bytes: options.large_bytes(),
             inputs: IndexMap::new(),
             sizes: IndexMap::new(),
             buffers: Vec::new(),
@@ -117,9 +122,21 @@ impl<'a> Emitter<'a> {
             states: HashMap::new(),
             lookups: HashMap::new(),
             shard: None,
-            shardable: Vec::new(),
+            divisible: Vec::new(),
+            touches: Vec::new(),
             serial: 0,
             explain: Vec::new(),
+        };
+        emitter.declare_part();
+        emitter
+    }
+
+    /// The element type of the codes of a dictionary.
+    pub(crate) fn code_elem(&self, t: usize, c: usize) -> Elem {
+        match self.tables[t].columns[c].dict_entries {
+            Some(n) if n <= 1 << 8 => Elem::U8,
+            Some(n) if n <= 1 << 16 => Elem::U16,
+            _ => Elem::U32,
         }
     }
 
@@ -286,7 +303,9 @@ impl<'a> Emitter<'a> {
                 predicates.iter().for_each(|p| p.collect(&mut below));
                 let mut pipes = self.produce(input, &below)?;
                 let rows = self.estimate(|o| o.rows(rel));
+                let prune = self.pruning(input, predicates);
                 for pipe in &mut pipes {
+                    pipe.prune.extend(prune.iter().cloned());
                     for p in predicates {
                         let truth = self.truth(pipe, p)?;
                         pipe.keep_if(&truth);
@@ -378,6 +397,9 @@ impl<'a> Emitter<'a> {
             let value = pipe.env[&from].clone();
             let needs = pipe.needs.get(&from).cloned().unwrap_or_default();
             self.columns[id].origin = self.columns[from].origin;
+            if let Some(derived) = pipe.derived.get(&from).cloned() {
+                pipe.derived.insert(id, derived);
+            }
             pipe.env.insert(id, value);
             pipe.needs.insert(id, needs);
             return Ok(());
@@ -438,11 +460,7 @@ impl<'a> Emitter<'a> {
             },
             Form::Bool => Elem::U8,
             Form::Float => Elem::F64,
-            Form::Dict(t, c) => match self.tables[t].columns[c].dict_entries {
-                Some(n) if n <= 1 << 8 => Elem::U8,
-                Some(n) if n <= 1 << 16 => Elem::U16,
-                _ => Elem::U32,
-            },
+            Form::Dict(t, c) => self.code_elem(t, c),
             Form::Packed => Elem::I128,
             Form::Fetch(..) => Elem::U32,
             Form::Text => unreachable!("text was packed above"),
@@ -493,12 +511,15 @@ impl<'a> Emitter<'a> {
         }
         let steps: Vec<String> = pipe.steps.clone();
         let launch = self.kernel(&pipe, name);
+        self.touches.push((name.to_owned(), std::mem::take(&mut pipe.touches)));
         self.explain.push(format!("{name}: {}", steps.join(" -> ")));
+        let prune = Predicate::all(pipe.prune);
+        self.explain.extend(prune.iter().map(|p| format!("{name}: skips row groups without {p}")));
         self.phases.push(Phase {
             name: name.to_owned(),
             over: pipe.over,
             on: On::Partitions,
-            prune: None,
+            prune,
             writes,
             launches: vec![launch],
             merge,
@@ -578,20 +599,25 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// A kernel of fixed text that every device runs for itself, over the range of a size.
-    pub(crate) fn each(&mut self, name: &str, size: &str, args: Vec<Arg>, body: &str) {
-        let text = format!("{} {{\n{body}}}\n", self.signature(name, &args));
-        self.kernels.push(text);
+    /// A phase of kernels that every device runs for itself, over the range of a size.
+    pub(crate) fn each(&mut self, name: &str, size: &str, launches: Vec<Launch>) {
         self.phases.push(Phase {
             name: name.to_owned(),
             over: Over::Size(size.to_owned()),
             on: On::Each,
             prune: None,
             writes: vec![],
-            launches: vec![Launch { kernel: name.to_owned(), threads: "rows".to_owned(), args }],
+            launches,
             merge: None,
             hot: false,
         });
+    }
+
+    /// A kernel of fixed text, and its launch.
+    pub(crate) fn fixed(&mut self, name: &str, threads: &str, args: Vec<Arg>, body: &str) -> Launch {
+        let text = format!("{} {{\n{body}}}\n", self.signature(name, &args));
+        self.kernels.push(text);
+        Launch { kernel: name.to_owned(), threads: threads.to_owned(), args }
     }
 
     /// Puts the dictionary kernels in front of all phases.
@@ -690,62 +716,5 @@ impl<'a> Emitter<'a> {
         self.close_dictionaries();
         self.shard = self.divide()?;
         Ok(ResultSpec { size: "result".to_owned(), columns })
-    }
-
-    /// Chooses the largest hash aggregate whose phases can run part by part: from the one that fills it to the
-    /// last that reads it, all touch it. Phases between them that do not are moved in front, if they can be.
-    fn divide(&mut self) -> Result<Option<Shard>, Fault> {
-        let mut candidates = std::mem::take(&mut self.shardable);
-        candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
-        for (name, _, buffers) in candidates {
-            if self.divided.is_some_and(|d| d != name) {
-                continue;
-            }
-            match self.divide_by(buffers) {
-                Some(shard) if self.divided.is_some() => return Ok(Some(shard)),
-                Some(_) => return Err(Fault::Divide(name)),
-                None => {}
-            }
-        }
-        Ok(None)
-    }
-
-    fn divide_by(&mut self, buffers: Vec<String>) -> Option<Shard> {
-        let mentions = |phase: &Phase| -> BTreeSet<String> {
-            let args = phase.launches.iter().chain(&phase.merge).flat_map(|l| &l.args);
-            args.filter_map(|a| match a {
-                Arg::Buffer(b) => Some(b.clone()),
-                _ => None,
-            })
-            .collect()
-        };
-        let touches: Vec<bool> =
-            self.phases.iter().map(|p| mentions(p).iter().any(|b| buffers.contains(b))).collect();
-        let first = touches.iter().position(|t| *t)?;
-        let last = touches.iter().rposition(|t| *t)?;
-        let mut owner: HashMap<String, usize> = HashMap::new();
-        for (k, phase) in self.phases.iter().enumerate() {
-            for buffer in mentions(phase) {
-                owner.entry(buffer).or_insert(k);
-            }
-        }
-        // A phase between may move in front if it needs nothing that the touching phases make.
-        let movable = (first..=last).filter(|k| !touches[*k]).all(|k| {
-            mentions(&self.phases[k]).iter().all(|b| {
-                let maker = owner[b];
-                maker < first || !touches[maker]
-            })
-        });
-        if !movable {
-            return None;
-        }
-        let (inside, moved): (Vec<_>, Vec<_>) =
-            self.phases.drain(first..=last).zip(&touches[first..=last]).partition(|(_, t)| **t);
-        let names: Vec<String> = inside.iter().map(|(p, _)| p.name.clone()).collect();
-        let reordered = moved.into_iter().chain(inside).map(|(p, _)| p);
-        let tail = self.phases.split_off(first);
-        self.phases.extend(reordered);
-        self.phases.extend(tail);
-        Some(Shard { first: names.first()?.clone(), last: names.last()?.clone(), buffers })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Right sides take one of three shapes. An aggregate is probed in place, by its group key. A side with a unique,
 //! dense integer key becomes a bitmap and payload arrays indexed by the key. Anything else becomes appended
-//! rows, linked by key through an array (dense keys) or a hash table.
+//! rows, linked by key through an array (dense keys), a ranked bitmap (where such arrays would be large and few of
+//! the keys occur) or a hash table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +11,16 @@ use dkb_kernels::{Arg, Elem, Over, Reduce, Size, Start};
 
 use crate::PlanError;
 use crate::aggregate::{AggState, Domain, Groups, KeyColumn, key_words};
+use crate::derive::{Derived, Scope};
+use crate::divide::{Divisible, PART_KEYS, Touch};
 use crate::emit::{Emitter, Fault, Stored};
 use crate::ir::{Aggregate, ColId, Expr, Join, JoinKind, Kind, Rel};
 use crate::pipe::{Form, Pipe, Value, any_null};
+
+/// Room for rows, as a multiple of their estimate.
+const ROOM: f64 = 1.5;
+/// What a ranked row takes beside its payload: key and link.
+const RANKED_ROW_BYTES: f64 = 12.0;
 
 /// A built right side.
 #[derive(Debug, Clone)]
@@ -20,15 +28,25 @@ pub(crate) enum Lookup {
     /// An aggregate with the filters and maps above it.
     Groups { agg: Aggregate, state: AggState, above: Vec<Above> },
     /// Bitmap and arrays indexed by the key.
-    Direct { name: String, domain: Domain, payload: BTreeMap<ColId, Stored> },
+    Direct { name: String, domain: Domain, payload: Payload },
     /// Appended rows, linked by key.
-    Rows {
-        name: String,
-        index: Index,
-        unique: bool,
-        payload: BTreeMap<ColId, Stored>,
-        matched: Option<String>,
-    },
+    Rows { name: String, index: Index, unique: bool, payload: Payload, matched: Option<String> },
+}
+
+/// The columns that a built side gives.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Payload {
+    /// Those that it holds.
+    pub(crate) stored: BTreeMap<ColId, Stored>,
+    /// Those that another build side holds, by one of the former or the key.
+    pub(crate) derived: BTreeMap<ColId, Derived>,
+}
+
+impl Payload {
+    /// The values of the stored columns of a row.
+    fn at(&self, row: &str) -> Scope {
+        self.stored.iter().map(|(id, stored)| (*id, stored.at(row))).collect()
+    }
 }
 
 /// A step between an aggregate and the join that probes it.
@@ -43,6 +61,8 @@ pub(crate) enum Above {
 pub(crate) enum Index {
     /// Array of row links by position of the key.
     Dense(Vec<Domain>, u128),
+    /// Array of row links by the rank of the key among those that occur.
+    Ranked(Vec<Domain>, u128),
     /// Hash table of one-word keys.
     Hash(Vec<Domain>),
     /// Hash table of keys of several words.
@@ -82,7 +102,7 @@ impl Emitter<'_> {
         Ok(pipes)
     }
 
-    fn build(&mut self, join: &Join, payload: BTreeSet<ColId>) -> Result<Built, Fault> {
+    fn build(&mut self, join: &Join, mut payload: BTreeSet<ColId>) -> Result<Built, Fault> {
         let keys: Vec<Expr> = join.on.iter().map(|(_, r)| r.clone()).collect();
         if join.kind != JoinKind::Full
             && !join.null_aware
@@ -119,16 +139,32 @@ impl Emitter<'_> {
             let (lookup, dependencies) = (lookup.clone(), dependencies.clone());
             return Ok(Built { lookup, by, dependencies, not_in: None });
         }
-        match by {
-            Some(k) => {
-                let built = self.build_direct(join, k, &key_columns, payload, by_unique)?;
-                if bare && !join.null_aware {
-                    self.lookups.insert(identity, (built.lookup.clone(), built.dependencies.clone()));
-                }
-                Ok(built)
-            }
-            None => self.build_rows(join, &keys, &key_columns, payload),
+        let mut required = payload.clone();
+        keys.iter().for_each(|k| k.collect(&mut required));
+        let pipes = self.produce(&join.right, &required)?;
+        let Some(k) = by else { return self.build_rows(join, pipes, &keys, payload, None) };
+        let key = key_columns[k];
+        payload.extend(key_columns.iter().filter(|id| **id != key));
+        payload.remove(&key);
+        if self.ranks_better(&pipes, key, &payload) {
+            return self.build_rows(join, pipes, &keys[k..=k], payload, Some(k));
         }
+        let built = self.build_direct(join, pipes, k, key, payload, by_unique)?;
+        if bare && !join.null_aware {
+            self.lookups.insert(identity, (built.lookup.clone(), built.dependencies.clone()));
+        }
+        Ok(built)
+    }
+
+    /// Whether rows ranked by key take far less than arrays indexed by it.
+    fn ranks_better(&self, pipes: &[Pipe], key: ColId, payload: &BTreeSet<ColId>) -> bool {
+        let Some((min, max)) = self.columns[key].range else { return false };
+        let mut stored = payload.clone();
+        self.defer(pipes, &BTreeSet::from([key]), &mut stored, true);
+        let width = stored.iter().map(|id| self.width(&pipes[0], *id)).sum::<usize>() as f64;
+        let (keys, rows) = ((max - min) as f64 + 1.0, pipes.iter().map(|p| p.rows).sum::<f64>() * ROOM);
+        let ranked = rows * (width + RANKED_ROW_BYTES) + keys / 4.0;
+        keys * width >= self.large_bytes && ranked * 2.0 <= keys * width
     }
 
     /// Whether arrays indexed by the column are worth their size.
@@ -173,11 +209,11 @@ impl Emitter<'_> {
             return Ok(None);
         }
         let state = self.aggregate(agg)?;
-        // A row without a match in one part may have one in another: only matches may be looked for in parts.
+        // A row without a match in one part may have one in another, unless parts are ranges of one key.
         if !matches!(join.kind, JoinKind::Inner | JoinKind::Semi) {
-            self.shardable.retain(|(name, ..)| *name != state.name);
+            self.divisible.retain(|d| d.name != state.name || d.keys.is_some());
         }
-        if state.keys.iter().any(|k| matches!(k, KeyColumn::Determined(_))) {
+        if state.keys.iter().any(|k| matches!(k, KeyColumn::Determined(_) | KeyColumn::Derived(..))) {
             return Err(PlanError::Unsupported(
                 "a lookup by keys of which one determines another".to_owned(),
             )
@@ -192,24 +228,21 @@ impl Emitter<'_> {
     fn build_direct(
         &mut self,
         join: &Join,
+        mut pipes: Vec<Pipe>,
         by: usize,
-        keys: &[ColId],
+        key: ColId,
         mut payload: BTreeSet<ColId>,
         unique: Option<Vec<String>>,
     ) -> Result<Built, Fault> {
-        let key = keys[by];
-        payload.extend(keys.iter().enumerate().filter(|(k, _)| *k != by).map(|(_, id)| *id));
-        let key_is_payload = payload.remove(&key);
-        let mut required = payload.clone();
-        required.insert(key);
-        let mut pipes = self.produce(&join.right, &required)?;
         let name = format!("b{}", self.next_serial());
+        let derived = self.defer(&pipes, &BTreeSet::from([key]), &mut payload, true);
         let key_expr = Expr::col(key, self.columns[key].ty);
         let (min, max) = self.columns[key].range.expect("dense keys have ranges");
         let span = u128::try_from(max - min + 1).expect("dense keys have small domains");
-        let domain = Domain { min, span, nullable: false };
-        self.sizes
-            .insert(format!("{name}_keys"), Size { value: span.to_string(), counter: None, pow2: false });
+        let part = self.part_domain(&name);
+        let domain = part.unwrap_or(Domain { min, span, nullable: false });
+        let keys = part.map_or(span.to_string(), |_| PART_KEYS.to_owned());
+        self.sizes.insert(format!("{name}_keys"), Size { value: keys, counter: None, pow2: false });
         let keys_len = format!("{name}_keys");
         let bits = self.declare(
             format!("{name}_bits"),
@@ -219,7 +252,7 @@ impl Emitter<'_> {
             Reduce::Or,
         );
         let mut writes = vec![bits.clone()];
-        let mut stored =
+        let stored =
             self.payload(&mut pipes, &name, &payload, &keys_len, Start::Zero, Reduce::Or, &mut writes)?;
         let is_unique = unique.is_some();
         let assumes = unique.unwrap_or_default();
@@ -238,7 +271,9 @@ impl Emitter<'_> {
             if let Some(null) = &v.null {
                 pipe.line(format!("if ({null}) continue;"));
             }
-            let place = Self::place(&Value { null: None, ..v.clone() }, domain);
+            let v = Value { null: None, ..v };
+            self.meet_state(&mut pipe, &name, &v, self.range(&key_expr));
+            let place = self.local_in(&mut pipe, &name, Self::place(&v, domain));
             pipe.line(format!("const u64 {name}_key = {place};"));
             let (bits, len) = (pipe.buffer(&bits), pipe.arg(Arg::Len(keys_len.clone())));
             pipe.line(format!("bit_set({bits}, {len}, {name}_key);"));
@@ -276,21 +311,27 @@ impl Emitter<'_> {
             let body = format!(
                 "  u64 set = 0;\n  DKB_ROWS(i, {words}) set += bit_count({bits}[i]);\n  block_add({distinct}, set);\n"
             );
-            self.each(&format!("{name}_count_keys"), &keys_len, args, &body);
+            let count_keys = format!("{name}_count_keys");
+            let launch = self.fixed(&count_keys, "rows", args, &body);
+            self.each(&count_keys, &keys_len, vec![launch]);
             let args = vec![Arg::Rows, Arg::Flags, Arg::Buffer(count.clone()), Arg::Buffer(distinct.clone())];
             let body = format!("  DKB_ROWS(i, 1) if (*{count} != *{distinct}) {{{refutes} }}\n");
-            self.each(&format!("{name}_check_keys"), "once", args, &body);
+            let check_keys = format!("{name}_check_keys");
+            let launch = self.fixed(&check_keys, "rows", args, &body);
+            self.each(&check_keys, "once", vec![launch]);
             let once = Size { value: "1".to_owned(), counter: None, pow2: false };
             self.sizes.entry("once".to_owned()).or_insert(once);
         }
-        if key_is_payload {
-            // The key itself is recomputed from its place; see `probe`.
-            stored.remove(&key);
+        if not_in.is_none() {
+            let bytes = span as f64 * (self.element_bytes(&writes[1..]) + 0.125);
+            let distinct = checked.then(|| format!("{name}_distinct"));
+            let buffers = writes.into_iter().chain(distinct).collect();
+            self.divisible.push(Divisible { name: name.clone(), bytes, keys: Some(span), buffers });
         }
         if is_unique {
             dependencies.push((BTreeSet::from([key]), join.right.outputs()));
         }
-        let lookup = Lookup::Direct { name, domain, payload: stored };
+        let lookup = Lookup::Direct { name, domain, payload: Payload { stored, derived } };
         Ok(Built { lookup, by: Some(by), dependencies, not_in })
     }
 
@@ -316,9 +357,10 @@ impl Emitter<'_> {
         Some(name.to_owned())
     }
 
-    /// Declares the arrays of the payload columns.
+    /// Declares the arrays of stored columns. Columns of the same value, such as the row number that stands for
+    /// several texts, share one.
     #[expect(clippy::too_many_arguments, reason = "the buffers' common properties")]
-    fn payload(
+    pub(crate) fn payload(
         &mut self,
         pipes: &mut [Pipe],
         name: &str,
@@ -328,17 +370,25 @@ impl Emitter<'_> {
         reduce: Reduce,
         writes: &mut Vec<String>,
     ) -> Result<BTreeMap<ColId, Stored>, Fault> {
-        let mut all = BTreeMap::new();
+        /// What each pipeline stores: value, NULL condition, type.
+        type Values = Vec<(String, Option<String>, Elem)>;
+        let mut all: BTreeMap<ColId, Stored> = BTreeMap::new();
+        let mut known: Vec<(Values, ColId)> = Vec::new();
         for id in payload {
             let e = Expr::col(*id, self.columns[*id].ty);
-            let mut nullable = false;
+            let mut values = Vec::new();
             let mut kind = None;
             for pipe in pipes.iter_mut() {
                 let (v, elem) = self.storable(pipe, &e)?;
-                nullable |= v.null.is_some();
                 kind = Some((Self::stored_form(v.form, elem), elem));
+                values.push((v.code, v.null, elem));
             }
-            let (form, elem) = kind.expect("a build side has pipelines");
+            let (form, elem) = kind.expect("a relation has pipelines");
+            if let Some((_, same)) = known.iter().find(|(other, _)| *other == values) {
+                let stored = Stored { form, ..all[same].clone() };
+                all.insert(*id, stored);
+                continue;
+            }
             let part = crate::aggregate::safe(&self.columns[*id].name, *id);
             let mut buffer = format!("{name}_{part}");
             if self.buffers.iter().any(|b| b.name == buffer) {
@@ -346,23 +396,29 @@ impl Emitter<'_> {
             }
             self.declare(buffer.clone(), elem, len, start, reduce);
             writes.push(buffer.clone());
-            let valid = nullable.then(|| {
+            let valid = values.iter().any(|(_, null, _)| null.is_some()).then(|| {
                 let valid = self.declare(format!("{buffer}_valid"), Elem::U8, len, start, reduce);
                 writes.push(valid.clone());
                 valid
             });
+            known.push((values, *id));
             all.insert(*id, Stored { buffer, valid, form });
         }
         Ok(all)
     }
 
-    fn store_payload(
+    /// Stores the columns at an index.
+    pub(crate) fn store_payload(
         &mut self,
         pipe: &mut Pipe,
         payload: &BTreeMap<ColId, Stored>,
         index: &str,
     ) -> Result<(), Fault> {
+        let mut done = BTreeSet::new();
         for (id, stored) in payload {
+            if !done.insert(&stored.buffer) {
+                continue;
+            }
             let (v, _) = self.storable(pipe, &Expr::col(*id, self.columns[*id].ty))?;
             let target = pipe.buffer(&stored.buffer);
             pipe.line(format!("{target}[{index}] = {};", v.code));
@@ -375,25 +431,30 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// Appends the rows and links them by `keys`: all of the join's, or the one of the equality `by`.
     fn build_rows(
         &mut self,
         join: &Join,
+        mut pipes: Vec<Pipe>,
         keys: &[Expr],
-        key_columns: &[ColId],
-        payload: BTreeSet<ColId>,
+        mut payload: BTreeSet<ColId>,
+        by: Option<usize>,
     ) -> Result<Built, Fault> {
-        let mut required = payload.clone();
-        keys.iter().for_each(|k| k.collect(&mut required));
-        let mut pipes = self.produce(&join.right, &required)?;
         let name = format!("b{}", self.next_serial());
-        let all_columns = key_columns.len() == keys.len() && !keys.is_empty();
+        let key_columns: BTreeSet<ColId> = keys.iter().filter_map(Expr::as_column).collect();
+        let all_columns = keys.iter().all(|k| k.as_column().is_some()) && !keys.is_empty();
         let unique = all_columns
-            .then(|| self.estimate(|o| o.unique(&join.right, &key_columns.iter().copied().collect())))
+            .then(|| self.estimate(|o| o.unique(&join.right, &key_columns)))
             .flatten()
             .filter(|_| join.kind != JoinKind::Full);
+        let known = if by.is_some() { key_columns.clone() } else { BTreeSet::new() };
+        let derived = match join.kind {
+            JoinKind::Full => BTreeMap::new(),
+            _ => self.defer(&pipes, &known, &mut payload, true),
+        };
         let rows: f64 = pipes.iter().map(|p| p.rows).sum();
         let most = pipes.iter().try_fold(0u128, |sum, p| Some(sum + p.max_rows?));
-        let capacity = (rows * 1.5).max(65_536.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
+        let capacity = (rows * ROOM).max(65_536.0).min(most.map_or(f64::MAX, |m| m as f64)).max(1.0) as u64;
         let counter = self.declare_size(&name, capacity.to_string(), false, Reduce::Sum);
         // Key words in the rows: one packed word, biased by one (0 is a NULL key), or several.
         let mut domains = Vec::new();
@@ -405,9 +466,21 @@ impl Emitter<'_> {
         }
         let span = domains.iter().try_fold(1u128, |product, d| product.checked_mul((*d)?.span));
         let base_rows = self.estimate(|o| o.base_rows(&join.right));
+        // One integer key may divide the rows.
+        let part = self.part_domain(&name);
+        if let Some(part) = part {
+            domains = vec![Some(part)];
+        }
         let index = match span {
-            Some(span) if (span as f64) <= base_rows * 8.0 + 65_536.0 => {
-                Index::Dense(domains.iter().map(|d| d.expect("bounded")).collect(), span)
+            Some(span) if (span as f64) <= base_rows * 8.0 + 65_536.0 || by.is_some() => {
+                let domains = domains.iter().map(|d| d.expect("bounded")).collect();
+                let heads = span as f64 * 4.0;
+                let ranked = capacity as f64 * 4.0 + span as f64 / 4.0;
+                if by.is_some() || (heads >= self.large_bytes && ranked * 2.0 <= heads) {
+                    Index::Ranked(domains, span)
+                } else {
+                    Index::Dense(domains, span)
+                }
             }
             Some(span) if span < 1 << 63 => {
                 Index::Hash(domains.iter().map(|d| d.expect("bounded")).collect())
@@ -426,6 +499,10 @@ impl Emitter<'_> {
         let not_in = self.not_in(join, &name, &mut writes);
         let mut dependencies = Vec::new();
         let last = pipes.len() - 1;
+        let divides = matches!(index, Index::Dense(..) | Index::Ranked(..))
+            && keys.len() == 1
+            && join.kind != JoinKind::Full
+            && not_in.is_none();
         for (k, mut pipe) in pipes.into_iter().enumerate() {
             let mut values = Vec::new();
             for e in keys {
@@ -438,9 +515,13 @@ impl Emitter<'_> {
             }
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len(name.clone())));
             let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
+            if divides {
+                self.meet_state(&mut pipe, &name, &values[0], self.range(&keys[0]));
+            }
             let words = match &index {
-                Index::Dense(domains, _) | Index::Hash(domains) => {
-                    vec![format!("{} + 1", number(&values, domains))]
+                Index::Dense(domains, _) | Index::Ranked(domains, _) | Index::Hash(domains) => {
+                    let place = self.local_in(&mut pipe, &name, number(&values, domains));
+                    vec![format!("{place} + 1")]
                 }
                 Index::Wide(_) => values.iter().flat_map(key_words).collect(),
             };
@@ -473,68 +554,98 @@ impl Emitter<'_> {
             let writes = if k == last { writes.clone() } else { vec![] };
             self.close(pipe, &phase, writes, None);
         }
-        self.link(&name, &index, unique.as_deref())?;
+        let mut buffers = writes;
+        buffers.extend(self.link(&name, &index, unique.as_deref())?);
+        if let (Index::Dense(_, span) | Index::Ranked(_, span), true) = (&index, divides) {
+            let heads =
+                if matches!(index, Index::Dense(..)) { *span as f64 * 4.0 } else { *span as f64 / 4.0 };
+            let bytes = capacity as f64 * (self.element_bytes(&buffers)) + heads;
+            self.divisible.push(Divisible { name: name.clone(), bytes, keys: Some(*span), buffers });
+        }
         let matched = (join.kind == JoinKind::Full)
             .then(|| self.declare(format!("{name}_matched"), Elem::U8, &name, Start::Zero, Reduce::Or));
         if unique.is_some() {
-            dependencies.push((key_columns.iter().copied().collect(), join.right.outputs()));
+            dependencies.push((key_columns, join.right.outputs()));
         }
         let unique = unique.is_some();
-        let lookup = Lookup::Rows { name, index, unique, payload: stored, matched };
-        Ok(Built { lookup, by: None, dependencies, not_in })
+        let payload = Payload { stored, derived };
+        let lookup = Lookup::Rows { name, index, unique, payload, matched };
+        Ok(Built { lookup, by, dependencies, not_in })
     }
 
-    /// The kernel that links appended rows by key. Every device links all rows for itself.
-    fn link(&mut self, name: &str, index: &Index, unique: Option<&[String]>) -> Result<(), Fault> {
-        let mut args = vec![
+    /// The kernels that link appended rows by key, which every device runs for itself. Returns their buffers.
+    fn link(&mut self, name: &str, index: &Index, unique: Option<&[String]>) -> Result<Vec<String>, Fault> {
+        let rows = [
             Arg::Rows,
-            Arg::Flags,
             Arg::Len(name.to_owned()),
             Arg::Buffer(format!("{name}_count")),
             Arg::Buffer(format!("{name}_key")),
         ];
+        let mut args = rows.to_vec();
+        args.push(Arg::Flags);
         let heads = format!("{name}_heads");
         let table = format!("{name}_slots");
-        let mut body = format!("  DKB_ROWS(i, filled({name}_count, {name}_len)) {{\n");
+        let every_row = format!("  DKB_ROWS(i, filled({name}_count, {name}_len)) {{\n");
+        let one_key = format!("    if ({name}_key[i] == 0) continue;\n");
+        let mut body = every_row.clone();
+        let mut launches = Vec::new();
+        let mut buffers = vec![heads.clone()];
         match index {
             Index::Dense(_, span) => {
-                self.sizes
-                    .insert(table.clone(), Size { value: span.to_string(), counter: None, pow2: false });
+                let value = self.part_domain(name).map_or(span.to_string(), |_| PART_KEYS.to_owned());
+                self.sizes.insert(table.clone(), Size { value, counter: None, pow2: false });
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
-                body += &format!("    if ({name}_key[i] == 0) continue;\n");
+                body += &one_key;
                 body += &format!("    const u64 slot = {name}_key[i] - 1;\n");
             }
-            Index::Hash(_) => {
-                let count = self.declare_size(&table, format!("2 * {name}"), true, Reduce::None);
-                self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
-                let keys =
-                    self.declare(format!("{table}_keys"), Elem::U64, &table, Start::Zero, Reduce::None);
-                args.extend([Arg::Len(table.clone()), Arg::Buffer(count.clone()), Arg::Buffer(keys.clone())]);
-                body += &format!("    if ({name}_key[i] == 0) continue;\n");
-                body += &format!(
-                    "    const u64 slot = hash_insert({keys}, {table}_len, {count}, {name}_key[i]);\n"
-                );
-                body += "    if (slot == DKB_NONE) continue;\n";
+            Index::Ranked(_, span) => {
+                let value = self.part_domain(name).map_or(span.to_string(), |_| PART_KEYS.to_owned());
+                let value = format!("{value} / 32 + 1");
+                let size = format!("{name}_words");
+                self.sizes.insert(size.clone(), Size { value, counter: None, pow2: false });
+                let words = self.declare(size.clone(), Elem::U64, &size, Start::Zero, Reduce::None);
+                let ranks = self.declare(format!("{name}_ranks"), Elem::U64, "1", Start::Zero, Reduce::None);
+                self.declare(heads.clone(), Elem::U32, name, Start::Zero, Reduce::None);
+                buffers.extend([words.clone(), ranks.clone()]);
+                args.push(Arg::Buffer(words.clone()));
+                let mut mark_args = rows.to_vec();
+                mark_args.push(Arg::Buffer(words.clone()));
+                let mark = format!("{every_row}{one_key}    rank_set({words}, {name}_key[i] - 1);\n  }}\n");
+                launches.push(self.fixed(&format!("{name}_mark"), "rows", mark_args, &mark));
+                let rank_args =
+                    vec![Arg::Len(size.clone()), Arg::Buffer(words.clone()), Arg::Buffer(ranks.clone())];
+                let rank = format!("  rank_words({words}, {size}_len, {ranks});\n");
+                launches.push(self.fixed(&format!("{name}_rank"), &size, rank_args, &rank));
+                body += &one_key;
+                body += &format!("    const u64 slot = rank_of({words}, {name}_key[i] - 1);\n");
             }
-            Index::Wide(words) => {
+            Index::Hash(_) | Index::Wide(_) => {
+                let words = if let Index::Wide(words) = index { Some(*words) } else { None };
                 let count = self.declare_size(&table, format!("2 * {name}"), true, Reduce::None);
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
-                let len = format!("{table} * {words}");
+                args.extend([Arg::Len(table.clone()), Arg::Buffer(count.clone())]);
+                let len = words.map_or(table.clone(), |words| format!("{table} * {words}"));
                 let keys = self.declare(format!("{table}_keys"), Elem::U64, &len, Start::Zero, Reduce::None);
-                let state =
-                    self.declare(format!("{table}_state"), Elem::U32, &table, Start::Zero, Reduce::None);
-                args.extend([
-                    Arg::Len(table.clone()),
-                    Arg::Buffer(count.clone()),
-                    Arg::Buffer(state.clone()),
-                    Arg::Buffer(keys.clone()),
-                ]);
-                let list: Vec<String> =
-                    (0..*words).map(|w| format!("{name}_key[i * {words} + {w}]")).collect();
-                body += &format!("    const u64 key[{words}] = {{{}}};\n", list.join(", "));
-                body += &format!(
-                    "    const u64 slot = hash_insert({state}, {keys}, {table}_len, {count}, key);\n"
-                );
+                match words {
+                    None => {
+                        body += &one_key;
+                        body += &format!(
+                            "    const u64 slot = hash_insert({keys}, {table}_len, {count}, {name}_key[i]);\n"
+                        );
+                    }
+                    Some(words) => {
+                        let state = format!("{table}_state");
+                        self.declare(state.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
+                        args.push(Arg::Buffer(state.clone()));
+                        let list: Vec<String> =
+                            (0..words).map(|w| format!("{name}_key[i * {words} + {w}]")).collect();
+                        body += &format!("    const u64 key[{words}] = {{{}}};\n", list.join(", "));
+                        body += &format!(
+                            "    const u64 slot = hash_insert({state}, {keys}, {table}_len, {count}, key);\n"
+                        );
+                    }
+                }
+                args.push(Arg::Buffer(keys));
                 body += "    if (slot == DKB_NONE) continue;\n";
             }
         }
@@ -551,11 +662,13 @@ impl Emitter<'_> {
                 let next = self.declare(format!("{name}_next"), Elem::U32, name, Start::Poison, Reduce::None);
                 args.push(Arg::Buffer(next.clone()));
                 body += &format!("    link_row({heads}, slot, {next}, i);\n");
+                buffers.push(next);
             }
         }
         body += "  }\n";
-        self.each(&format!("{name}_link"), name, args, &body);
-        Ok(())
+        launches.push(self.fixed(&format!("{name}_link"), "rows", args, &body));
+        self.each(&format!("{name}_link"), name, launches);
+        Ok(buffers)
     }
 
     /// A join key's value. Text is compared by content, as its codes belong to one column only.
@@ -598,35 +711,31 @@ impl Emitter<'_> {
                 pipe.line(format!("if ({null} && *{seen} != 0) continue;"));
             }
         }
+        let nullable = values.clone();
         let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
         let left_exprs: Vec<Expr> = keys.iter().map(|(l, _)| (*l).clone()).collect();
         match &built.lookup {
             Lookup::Direct { name, domain, payload } => {
                 let key = format!("k{serial}");
                 let inside = self.inside(&left_exprs, &values, std::slice::from_ref(domain));
-                pipe.line(format!(
-                    "const u64 {key} = {};  // probe {name}",
-                    Self::place(&values[0], *domain)
-                ));
+                self.meet_state(pipe, name, &nullable[0], self.range(&left_exprs[0]));
+                let place = self.local_in(pipe, name, Self::place(&values[0], *domain));
+                pipe.line(format!("const u64 {key} = {place};  // probe {name}"));
                 let (bits, len) =
                     (pipe.buffer(&format!("{name}_bits")), pipe.arg(Arg::Len(format!("{name}_keys"))));
                 let test = format!("bit_test({bits}, {len}, {key})");
                 let tests = conjunction([null.map(|n| format!("!{n}")), inside, Some(test)]);
-                let mut scope = BTreeMap::new();
-                for (id, stored) in payload {
-                    scope.insert(*id, stored.at(&key));
-                }
-                if let Kind::Col(id) = keys[0].1.kind {
-                    let v = Value::new(values[0].code.clone(), values[0].form);
-                    scope.insert(id, (v, pipe_needs(pipe, &left_exprs[0])));
-                }
+                let mut scope = payload.at(&key);
+                bring_key(pipe, &mut scope, keys[0], &values[0]);
+                self.resolve(pipe, &payload.derived, &mut scope);
                 self.meet(pipe, join, &matched, &tests, scope, &conditions, &[])?;
                 pipe.steps.push(describe(join.kind, name, "bitmap"));
+                self.derive(pipe, join.kind, keys[0], name, *domain, payload, false);
             }
             Lookup::Groups { agg, state, above } => {
                 let slot = format!("k{serial}");
                 let mut tests = vec![null.map(|n| format!("!{n}"))];
-                self.group_place(pipe, agg, state, &keys, &values, &slot, &mut tests)?;
+                self.group_place(pipe, agg, state, &keys, &nullable, &slot, &mut tests)?;
                 let (present, args) = state.present(&slot);
                 args.into_iter().for_each(|a| {
                     pipe.arg(a);
@@ -636,7 +745,7 @@ impl Emitter<'_> {
                 }
                 let tests = conjunction(tests);
                 let mut shadow = pipe.clone();
-                state.bring(&mut shadow, agg, &slot);
+                self.bring(state, &mut shadow, agg, &slot);
                 let mut scope = BTreeMap::new();
                 for id in agg.keys.iter().copied().chain(agg.accs.iter().map(|a| a.id)) {
                     scope.insert(id, (shadow.env[&id].clone(), shadow.needs[&id].clone()));
@@ -646,12 +755,16 @@ impl Emitter<'_> {
             }
             Lookup::Rows { name, index, unique, payload, matched: flags } => {
                 let row = format!("r{serial}");
+                if let (Index::Dense(..) | Index::Ranked(..), [v]) = (index, nullable.as_slice()) {
+                    self.meet_state(pipe, name, v, self.range(&left_exprs[0]));
+                }
                 let first =
                     self.first_link(pipe, name, index, &left_exprs, &values, null.as_deref(), serial)?;
-                let mut scope = BTreeMap::new();
-                for (id, stored) in payload {
-                    scope.insert(*id, stored.at(&format!("{row} - 1")));
+                let mut scope = payload.at(&format!("{row} - 1"));
+                if built.by.is_some() {
+                    bring_key(pipe, &mut scope, keys[0], &values[0]);
                 }
+                self.resolve(pipe, &payload.derived, &mut scope);
                 let next = |pipe: &mut Pipe| format!("{}[{row} - 1]", pipe.buffer(&format!("{name}_next")));
                 let one = *unique
                     || (conditions.is_empty()
@@ -714,11 +827,15 @@ impl Emitter<'_> {
                         }
                     }
                 }
-                pipe.steps.push(describe(
-                    join.kind,
-                    name,
-                    if *unique { "unique rows" } else { "linked rows" },
-                ));
+                let how = match (index, unique) {
+                    (Index::Ranked(..), _) => "ranked rows",
+                    (_, true) => "unique rows",
+                    (_, false) => "linked rows",
+                };
+                pipe.steps.push(describe(join.kind, name, how));
+                if let (Index::Ranked(domains, _), Some(_)) = (index, built.by) {
+                    self.derive(pipe, join.kind, keys[0], name, domains[0], payload, true);
+                }
             }
         }
         if matches!(join.kind, JoinKind::Inner | JoinKind::Left) {
@@ -738,6 +855,30 @@ impl Emitter<'_> {
         let rel = Rel::Join(join.clone());
         pipe.rows = self.estimate(|o| o.rows(&rel));
         Ok(())
+    }
+
+    /// Notes that the columns of a unique right row follow from its key.
+    #[expect(clippy::too_many_arguments, reason = "one probe, described once")]
+    fn derive(
+        &self,
+        pipe: &mut Pipe,
+        kind: JoinKind,
+        (left, right): &(Expr, Expr),
+        lookup: &str,
+        domain: Domain,
+        payload: &Payload,
+        ranked: bool,
+    ) {
+        if kind != JoinKind::Inner {
+            return;
+        }
+        let keys: Vec<ColId> = right.as_column().into_iter().chain(left.as_column()).collect();
+        let range = self.range(left);
+        for (id, stored) in &payload.stored {
+            let (keys, lookup, stored) = (keys.clone(), lookup.to_owned(), stored.clone());
+            pipe.derived.insert(*id, Derived { keys, lookup, ranked, domain, range, stored });
+        }
+        pipe.derived.extend(payload.derived.iter().map(|(id, d)| (*id, d.clone())));
     }
 
     /// Meets at most one right row: decides by the tests, the steps above an aggregate, and the conditions.
@@ -853,18 +994,26 @@ impl Emitter<'_> {
         agg: &Aggregate,
         state: &AggState,
         keys: &[&(Expr, Expr)],
-        values: &[Value],
+        nullable: &[Value],
         slot: &str,
         tests: &mut Vec<Option<String>>,
     ) -> Result<(), Fault> {
         let name = &state.name;
+        let values: Vec<Value> = nullable.iter().map(|v| Value { null: None, ..v.clone() }).collect();
         let mut exprs = Vec::new();
         let mut ordered = Vec::new();
         for id in &agg.keys {
             let k = keys.iter().position(|(_, r)| matches!(r.kind, Kind::Col(c) if c == *id));
             let k = k.expect("every group key is joined on");
+            if state.by == Some(exprs.len()) {
+                self.meet_state(pipe, name, &nullable[k], self.range(&keys[k].0));
+            }
             exprs.push(keys[k].0.clone());
             ordered.push(values[k].clone());
+        }
+        if state.by.is_none() {
+            let codes: Vec<&str> = ordered.iter().map(|v| v.code.as_str()).collect();
+            pipe.touches.push(Touch { state: name.clone(), key: codes.join(", "), range: None });
         }
         match &state.groups {
             Groups::Scalar => pipe.line(format!("const u64 {slot} = 0;")),
@@ -893,6 +1042,7 @@ impl Emitter<'_> {
                 }
                 let usable = conjunction(tests.drain(..).chain([inside]));
                 if let Groups::Direct { .. } = state.groups {
+                    let code = self.local_in(pipe, name, code);
                     pipe.line(format!("const u64 {slot} = {usable} ? {code} : DKB_NONE;  // probe {name}"));
                 } else {
                     let (table, len) =
@@ -933,12 +1083,21 @@ impl Emitter<'_> {
     ) -> Result<String, Fault> {
         let heads = pipe.buffer(&format!("{name}_heads"));
         let table = format!("{name}_slots");
-        let len = pipe.arg(Arg::Len(table.clone()));
+        let ranked = matches!(index, Index::Ranked(..));
+        let len = pipe.arg(Arg::Len(if ranked { name.to_owned() } else { table.clone() }));
         let not_null = null.map(|n| format!("!{n}"));
         let (usable, slot) = match index {
-            Index::Dense(domains, _) => {
+            Index::Dense(domains, _) | Index::Ranked(domains, _) => {
                 let usable = conjunction([not_null, self.inside(exprs, values, domains)]);
-                (usable, number(values, domains))
+                let place = self.local_in(pipe, name, number(values, domains));
+                match index {
+                    Index::Ranked(..) => {
+                        let words = pipe.buffer(&format!("{name}_words"));
+                        let keys = pipe.arg(Arg::Len(format!("{name}_words")));
+                        (usable, format!("rank_find({words}, {keys}, {place})"))
+                    }
+                    _ => (usable, place),
+                }
             }
             Index::Hash(domains) => {
                 let usable = conjunction([not_null, self.inside(exprs, values, domains)]);
@@ -981,7 +1140,7 @@ impl Emitter<'_> {
                 pipe.needs.insert(*id, vec![]);
             }
         }
-        for (id, stored) in payload {
+        for (id, stored) in &payload.stored {
             let (value, args) = stored.at("slot");
             pipe.env.insert(*id, value);
             pipe.needs.insert(*id, args);
@@ -1031,6 +1190,14 @@ fn conjunction(tests: impl IntoIterator<Item = Option<String>>) -> String {
         0 => "true".to_owned(),
         1 => tests.into_iter().next().expect("one test"),
         _ => format!("({})", tests.join(" && ")),
+    }
+}
+
+/// Gives the right side's key the value of the left side's.
+fn bring_key(pipe: &Pipe, scope: &mut Scope, (left, right): &(Expr, Expr), value: &Value) {
+    if let Kind::Col(id) = right.kind {
+        let v = Value::new(value.code.clone(), value.form);
+        scope.insert(id, (v, pipe_needs(pipe, left)));
     }
 }
 

@@ -7,12 +7,15 @@ mod aggregate;
 mod bind;
 pub mod catalog;
 mod codegen;
+mod derive;
+mod divide;
 mod emit;
 mod ir;
 mod join;
 mod lower;
 mod order;
 mod pipe;
+mod prune;
 mod sql;
 mod values;
 
@@ -27,6 +30,9 @@ use crate::lower::Lowering;
 use crate::order::Order;
 
 pub use crate::sql::{error_text, statements_plan};
+
+/// Arrays of so many bytes cost more to clear and to exchange than the steps that make smaller ones do.
+const LARGE_BYTES: f64 = (2u64 << 30) as f64;
 
 /// A declared query parameter, `:name` in SQL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +61,15 @@ pub enum ParamValue {
 pub struct PlanOptions {
     /// Assumptions (texts of [`Plan::assumes`]) that a run found violated.
     pub denied: Vec<String>,
+    /// Bytes that one device may use, if they are limited: state that is large beside them is kept small.
+    pub memory_bytes: Option<u64>,
+}
+
+impl PlanOptions {
+    /// Bytes from which on arrays indexed by a key are large, so that smaller ones are worth further steps.
+    fn large_bytes(&self) -> f64 {
+        self.memory_bytes.map_or(LARGE_BYTES, |memory| LARGE_BYTES.min(memory as f64 / 64.0))
+    }
 }
 
 /// A plan and why it looks as it does.
@@ -94,11 +109,11 @@ pub fn plan(
     let logical = sql::logical_plan(&context, sql, params)?;
     // A column that turns out to be needed as codes becomes a dictionary column, and emitting starts over.
     let mut dicts = BTreeSet::new();
-    let mut divided: Option<String> = None;
+    let mut divided = None;
     loop {
-        match attempt(sql, params, tables, options, &logical, &dicts, divided.as_deref()) {
+        match attempt(sql, params, tables, options, &logical, &dicts, divided.as_ref()) {
             Ok(planned) => return Ok(planned),
-            Err(Fault::Divide(name)) => divided = Some(name),
+            Err(Fault::Divide(division)) => divided = Some(division),
             Err(Fault::NeedDict(table, column)) if dicts.insert((table, column)) => {}
             Err(Fault::NeedDict(table, column)) => {
                 let column = tables[table].schema.field(column).name();
@@ -116,7 +131,7 @@ fn attempt(
     options: &PlanOptions,
     logical: &LogicalPlan,
     dicts: &BTreeSet<(usize, usize)>,
-    divided: Option<&str>,
+    divided: Option<&divide::Division>,
 ) -> Result<Planned, Fault> {
     let mut lowering = Lowering::new(tables, params);
     let query = lowering.query(logical)?;
@@ -140,7 +155,7 @@ fn attempt(
     }
     let mut required = BTreeSet::new();
     outputs.iter().for_each(|(_, e, _)| e.collect(&mut required));
-    let mut emitter = Emitter::new(tables, columns, params, &values, &options.denied, dicts, divided);
+    let mut emitter = Emitter::new(tables, columns, params, &values, options, dicts, divided);
     let pipes = emitter.produce(&rel, &required)?;
     let result = emitter.result(pipes, &outputs)?;
     let hidden = (outputs.len() > keep).then_some(keep as u64);

@@ -5,9 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use dkb_kernels::{Arg, Elem, Over};
+use dkb_kernels::{Arg, Elem, Over, Predicate};
 use indexmap::IndexSet;
 
+use crate::derive::Derived;
+use crate::divide::Touch;
 use crate::ir::ColId;
 
 /// What the C++ expression of a value is.
@@ -88,8 +90,16 @@ pub(crate) struct Pipe {
     /// Estimated rows at the sink.
     pub(crate) rows: f64,
     pub(crate) dependencies: Vec<Dependency>,
+    /// Columns that a build side holds for the value of another column in scope.
+    pub(crate) derived: BTreeMap<ColId, Derived>,
+    /// The states that it fills or reads, each by a key.
+    pub(crate) touches: Vec<Touch>,
+    /// Keys of which rows of other parts have been skipped.
+    pub(crate) in_part: BTreeSet<String>,
     /// Buffers beside the sink's that are complete when the pipeline's phase ends.
     pub(crate) writes: Vec<String>,
+    /// What holds for every row of its table that has an effect.
+    pub(crate) prune: Vec<Predicate>,
     /// Steps, for `--explain`.
     pub(crate) steps: Vec<String>,
 }
@@ -109,7 +119,11 @@ impl Pipe {
             max_rows,
             rows,
             dependencies: Vec::new(),
+            derived: BTreeMap::new(),
+            touches: Vec::new(),
+            in_part: BTreeSet::new(),
             writes: Vec::new(),
+            prune: Vec::new(),
             steps: Vec::new(),
         }
     }

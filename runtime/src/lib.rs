@@ -3,6 +3,9 @@
 pub mod cli;
 pub mod device;
 pub mod exec;
+pub mod load;
+mod nvtx;
 pub mod session;
 pub mod table;
 pub mod tpch;
+pub mod trace;

@@ -3,11 +3,14 @@
 //! Invariant: what is kept between runs is columns, dictionaries, compiled code and recorded launches; nothing that
 //! depends on literals, and no size that a run learned.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use arrow::record_batch::RecordBatch;
+use dkb_kernels::parquet::PARQUET;
 use dkb_kernels::{CheckError, ParamWord, Plan};
 use dkb_planner::catalog::TableInfo;
 use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
@@ -16,15 +19,15 @@ use crate::device::{Device, DeviceKind, DeviceSpec, open_devices};
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
 use crate::exec::program::Program;
-use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, run};
+use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, run};
+use crate::load::{Shared, Sources};
 use crate::table::DataSet;
+use crate::trace::{Span, Timeline};
 
 pub use crate::exec::Error;
 
 /// Uncompressed bytes of a partition, unless a session says otherwise.
 const DEFAULT_CHUNK_BYTES: u64 = 1 << 30;
-/// The share of a device's memory that columns and buffers may take, in percent.
-const MEMORY_PERCENT: u64 = 90;
 
 /// Where columns lie while queries run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,8 +35,10 @@ pub enum Mode {
     /// On the devices, loaded once and shared by the session's queries.
     #[default]
     Resident,
-    /// Loaded per partition while a query runs, and dropped.
+    /// Loaded per partition while a query runs, and dropped when it ends.
     Stream,
+    /// Loaded per partition while a query runs, and kept as long as there is room.
+    Auto,
 }
 
 /// How a session runs.
@@ -48,19 +53,20 @@ pub struct SessionConfig {
     /// Uncompressed bytes of a partition, as the footers state them; 1 GiB by default. If given, launches
     /// cover single partitions even where columns are resident.
     pub chunk_bytes: Option<u64>,
-    /// Bytes of each device that columns and buffers may take; 90 percent of its memory by default.
-    pub device_memory_bytes: Option<u64>,
     /// The number of parts into which a plan's sharded state is divided; as few as fit by default.
     pub shards: Option<u64>,
     /// Divide every watched size by this, so that tests force reruns.
     pub shrink: Option<u64>,
     /// Fill buffers that start unspecified with a pattern that changes between runs.
     pub poison: bool,
+    /// Record each kernel and exchange among the spans of a run, which costs time.
+    pub trace: bool,
 }
 
 /// A data set opened on devices.
 pub struct Session {
     store: Store,
+    shared: Arc<Shared>,
     catalog: Vec<TableInfo>,
     options: RunOptions,
     open_ms: f64,
@@ -82,6 +88,7 @@ pub struct Prepared {
     facts: Facts,
     prepare_ms: f64,
     load_ms: f64,
+    load_spans: Vec<Span>,
 }
 
 /// One execution.
@@ -98,6 +105,10 @@ pub struct Execution {
     pub finish_ms: f64,
     /// Table rows that each device streamed over, all phases together.
     pub rows_per_device: Vec<u64>,
+    /// Rows of row groups that statistics excluded, all phases together; 0 where columns are resident.
+    pub rows_pruned: u64,
+    /// What ran when, on devices and beside them; kernels and exchanges only where the session records them.
+    pub spans: Vec<Span>,
     /// Kernels launched, merges not counted.
     pub launches: u64,
     /// Repetitions because a size was too small.
@@ -131,23 +142,33 @@ impl Session {
         devices: Vec<Arc<dyn Device>>,
         config: &SessionConfig,
     ) -> Result<Session, Error> {
-        let Some(smallest) = devices.iter().map(|d| d.memory_bytes()).min() else {
+        let Some(budget_bytes) = devices.iter().map(|d| d.memory_bytes()).min() else {
             return Err(Error::Execution("a session needs at least one device".to_owned()));
         };
         let options = RunOptions {
             poison: config.poison,
             shrink: config.shrink,
             shards: config.shards,
-            budget_bytes: config.device_memory_bytes.unwrap_or(smallest / 100 * MEMORY_PERCENT),
+            budget_bytes,
+            timeline: Arc::new(Timeline::new(config.trace)),
         };
         let catalog = data.catalog();
         let chunk_bytes = config.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES);
-        let streams = config.mode == Mode::Stream;
-        let store = Store::new(data, devices, chunk_bytes, streams, config.chunk_bytes.is_some())?;
-        Ok(Session { store, catalog, options, open_ms: 0.0, busy: Mutex::default() })
+        let sources = thread::scope(|scope| {
+            // Errors come up again when a column is used: a damaged one that is not must not stop all else.
+            scope.spawn(|| data.tables.iter().for_each(|table| drop(table.read_page_headers())));
+            scope.spawn(|| drop(devices[0].compile_builtin(&PARQUET)));
+            Sources::open(&data.tables, devices[0].as_ref())
+        })?;
+        let shared =
+            Arc::new(Shared { sources, timeline: options.timeline.clone(), by_host: Mutex::default() });
+        let keep = config.chunk_bytes.is_some();
+        let store = Store::new(data, devices, chunk_bytes, config.mode, keep, shared.clone())?;
+        Ok(Session { store, shared, catalog, options, open_ms: 0.0, busy: Mutex::default() })
     }
 
-    /// Time spent on opening the data set: footers and dictionary pages.
+    /// Time spent on opening the data set: footers, page headers, dictionary pages, and making files known to the
+    /// devices.
     pub fn open_ms(&self) -> f64 {
         self.open_ms
     }
@@ -160,6 +181,21 @@ impl Session {
     /// The data set.
     pub fn data(&self) -> &DataSet {
         &self.store.data
+    }
+
+    /// How the devices exchange buffers, in words; None for a single device.
+    pub fn exchange(&self) -> Option<String> {
+        exchange_name(&self.store)
+    }
+
+    /// Columns that the host has decoded since the session began, as `table.column`, and why.
+    pub fn host_columns(&self) -> BTreeMap<String, String> {
+        self.shared.by_host.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the session's work is recorded in.
+    pub(crate) fn timeline(&self) -> &Arc<Timeline> {
+        &self.shared.timeline
     }
 
     /// Plans a query and compiles it on every device.
@@ -192,7 +228,7 @@ impl Session {
         denied: Vec<String>,
         started: Instant,
     ) -> Result<Prepared, Error> {
-        let options = PlanOptions { denied: denied.clone() };
+        let options = PlanOptions { denied: denied.clone(), memory_bytes: Some(self.options.budget_bytes) };
         let planned = dkb_planner::plan(&sql, &decls, &self.catalog, &options)?;
         self.compiled(sql, decls, denied, planned.plan, planned.explain, started)
     }
@@ -208,9 +244,11 @@ impl Session {
     ) -> Result<Prepared, Error> {
         let program = Program::new(plan)?;
         self.fits(&program.plan)?;
-        let worker =
-            |device: &Arc<dyn Device>| Ok(Worker::new(device.clone(), device.compile(&program.plan)?));
-        let workers = self.store.devices.iter().map(worker).collect::<Result<Vec<Worker>, Error>>()?;
+        let worker = |(number, device): (usize, &Arc<dyn Device>)| {
+            Ok(Worker::new(number, device.clone(), device.compile(&program.plan)?))
+        };
+        let devices = self.store.devices.iter().enumerate();
+        let workers = devices.map(worker).collect::<Result<Vec<Worker>, Error>>()?;
         let facts = self.catalog.iter().map(|t| (format!("rows({})", t.name), t.rows)).collect();
         let prepare_ms = ms(started);
         Ok(Prepared {
@@ -224,6 +262,7 @@ impl Session {
             setup: None,
             prepare_ms,
             load_ms: 0.0,
+            load_spans: Vec::new(),
         })
     }
 
@@ -251,14 +290,21 @@ impl Session {
         Ok(())
     }
 
-    /// Brings the query's dictionaries, and in resident mode its columns, to the devices. Does nothing for a
-    /// query that is loaded.
+    /// Brings the query's dictionaries and columns to the devices, where columns are resident. Does nothing for a
+    /// query that is loaded; where columns are streamed, loading is part of running.
     ///
     /// # Errors
     /// Unreadable files, or not enough memory.
     pub fn load(&self, prepared: &mut Prepared) -> Result<(), Error> {
+        if self.store.streams() {
+            return Ok(());
+        }
         let _busy = self.lock();
-        self.load_in_parts(prepared, 1)
+        // What a failed run recorded.
+        self.shared.timeline.take();
+        self.load_in_parts(prepared, 1)?;
+        prepared.load_spans.extend(self.shared.timeline.take());
+        Ok(())
     }
 
     fn load_in_parts(&self, prepared: &mut Prepared, least: u64) -> Result<(), Error> {
@@ -267,7 +313,7 @@ impl Session {
         }
         let started = Instant::now();
         let (program, store) = (&prepared.program, &self.store);
-        for (table, column) in program.dictionary_inputs() {
+        for (table, column) in &program.dicts {
             let entries = store.dictionary(table, column)?.len() as u64;
             prepared.facts.insert(format!("dict({table}.{column})"), entries);
         }
@@ -277,7 +323,7 @@ impl Session {
             let dicts = program.dicts.iter().map(|(table, column)| store.device_dict(device, table, column));
             worker.dicts = dicts.collect::<Result<_, Error>>()?;
         }
-        if !store.streams {
+        if !store.streams() {
             let columns = store.resident(&program.columns, setup.parts > 1)?;
             for (worker, columns) in prepared.workers.iter_mut().zip(columns) {
                 worker.columns = columns;
@@ -302,9 +348,23 @@ impl Session {
     /// Wrong parameters, a query that fails on this data, device failures.
     pub fn execute(&self, prepared: &mut Prepared, params: &[(String, String)]) -> Result<Execution, Error> {
         let _busy = self.lock();
+        let execution = self.execute_kept(prepared, params);
+        if self.store.mode == Mode::Stream {
+            self.store.forget();
+        }
+        execution
+    }
+
+    fn execute_kept(&self, prepared: &mut Prepared, params: &[(String, String)]) -> Result<Execution, Error> {
         let (mut least, mut spent_ms) = (1, 0.0);
+        // What a failed run recorded.
+        self.shared.timeline.take();
         loop {
+            let loading = Instant::now();
             self.load_in_parts(prepared, least)?;
+            if self.store.streams() {
+                spent_ms += ms(loading);
+            }
             let program = &prepared.program;
             let values: Vec<ParamWord> =
                 dkb_planner::bind(&program.plan, params)?.into_iter().map(word).collect();
@@ -340,6 +400,8 @@ impl Session {
                 finish_rows: output.answer.rows as u64,
                 finish_ms: output.answer.finish_ms,
                 rows_per_device: output.rows_per_device,
+                rows_pruned: output.rows_pruned,
+                spans: self.shared.timeline.take(),
                 launches: output.tally.launches,
                 reruns: output.reruns,
                 parts,
@@ -399,6 +461,11 @@ impl Prepared {
     /// Time spent on loading.
     pub fn load_ms(&self) -> f64 {
         self.load_ms
+    }
+
+    /// What ran when while [`Session::load`] loaded the query.
+    pub fn load_spans(&self) -> &[Span] {
+        &self.load_spans
     }
 }
 

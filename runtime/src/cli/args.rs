@@ -25,6 +25,7 @@ Examples:
   dkb-run --tpch 10 --query q01,q06 --gpus 2 --repeat 5 --warmup 1 --report sf10.json
   dkb-run --data sales \"select count(*) from orders where day >= :from\" --param from=2026-01-01
   dkb-run --data sales --file report.sql --format csv --output report.csv
+  dkb-run --tpch 100 --mode auto --device-memory 20GB --trace trace.json
   dkb-run --data sales --file report.sql --explain kernels";
 
 #[derive(Debug, Parser)]
@@ -87,11 +88,11 @@ struct Args {
     /// Ordinals of the GPUs to use; 0,0 makes two logical devices on one GPU
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Devices")]
     devices: Option<Vec<usize>>,
-    /// Keep columns on the devices, or load them in every run
+    /// Columns that stay between runs: all, none, or what fits
     #[arg(
         long,
         value_enum,
-        value_name = "resident|stream",
+        value_name = "resident|stream|auto",
         hide_possible_values = true,
         default_value_t = LoadMode::Resident,
         help_heading = "Devices"
@@ -100,7 +101,10 @@ struct Args {
     /// Uncompressed bytes of a partition, such as 10GB or 64MiB [default: 1GiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Devices")]
     chunk_bytes: Option<u64>,
-    /// For SQL without kernels: run it in DataFusion on the CPU, or refuse it
+    /// Bytes that each logical device may take, such as 20GB [default: 90% of its share]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Devices")]
+    device_memory: Option<u64>,
+    /// For SQL without kernels: DataFusion on the CPU runs it, or nothing
     #[arg(
         long,
         value_enum,
@@ -125,6 +129,9 @@ struct Args {
     /// Write everything measured as JSON, times in milliseconds
     #[arg(long, value_name = "FILE", help_heading = "Measuring and checking")]
     report: Option<PathBuf>,
+    /// Write what ran when as a trace for Perfetto or chrome://tracing; costs a little time
+    #[arg(long, value_name = "FILE", help_heading = "Measuring and checking")]
+    trace: Option<PathBuf>,
     /// Format of results [default: by the extension of --output, else table]
     #[arg(
         long,
@@ -165,6 +172,8 @@ pub enum LoadMode {
     Resident,
     /// Nothing: columns are read again in every run.
     Stream,
+    /// What there is room for.
+    Auto,
 }
 
 /// Format of a result.
@@ -267,10 +276,12 @@ pub struct Options {
     pub devices: Option<Vec<usize>>,
     /// With which parameters.
     pub params: Vec<ParamArg>,
-    /// Resident or streamed.
+    /// What stays on the devices.
     pub mode: LoadMode,
     /// Partition size in bytes.
     pub chunk_bytes: Option<u64>,
+    /// Bytes that each logical device may take.
+    pub device_memory: Option<u64>,
     /// Timed runs.
     pub repeat: u32,
     /// Untimed runs before.
@@ -285,6 +296,8 @@ pub struct Options {
     pub output: Option<PathBuf>,
     /// Where the report goes.
     pub report: Option<PathBuf>,
+    /// Where the trace goes.
+    pub trace: Option<PathBuf>,
     /// What happens to SQL without kernels.
     pub fallback: Fallback,
     /// Explain instead of running.
@@ -377,6 +390,9 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
     if args.chunk_bytes == Some(0) {
         return bad("--chunk-bytes 0: must be above 0");
     }
+    if args.device_memory == Some(0) {
+        return bad("--device-memory 0: must be above 0");
+    }
     if args.shards == Some(0) || args.shrink == Some(0) {
         return bad("--shards and --shrink must be above 0");
     }
@@ -386,10 +402,9 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
     if let Some(dir) = args.answers.as_ref().filter(|dir| !dir.is_dir()) {
         return bad(&format!("--answers {}: no such folder", dir.display()));
     }
-    if explain.is_some()
-        && (args.check || args.answers.is_some() || args.output.is_some() || args.report.is_some())
-    {
-        return bad("--explain runs nothing: drop --check, --answers, --output and --report");
+    let files = [&args.answers, &args.output, &args.report, &args.trace];
+    if explain.is_some() && (args.check || files.iter().any(|file| file.is_some())) {
+        return bad("--explain runs nothing: drop --check, --answers, --output, --report and --trace");
     }
     let format = args.format.unwrap_or(match args.output.as_deref().and_then(|p| p.extension()?.to_str()) {
         Some("parquet") => Format::Parquet,
@@ -409,6 +424,7 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
         params,
         mode: args.mode,
         chunk_bytes: args.chunk_bytes,
+        device_memory: args.device_memory,
         repeat: args.repeat,
         warmup: args.warmup,
         check_datafusion: args.check,
@@ -416,6 +432,7 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
         format,
         output: args.output,
         report: args.report,
+        trace: args.trace,
         fallback: args.fallback,
         explain,
         shards: args.shards,
@@ -523,6 +540,10 @@ mod tests {
             (&["--tpch", "1", "--repeat", "0"], "--repeat"),
             (&["--tpch", "1", "--param", "date"], "--param"),
             (&["--tpch", "1", "--chunk-bytes", "x"], "--chunk-bytes"),
+            (&["--tpch", "1", "--device-memory", "0"], "--device-memory"),
+            (&["--tpch", "1", "--device-memory", "20XB"], "--device-memory"),
+            (&["--tpch", "1", "--mode", "lazy"], "--mode"),
+            (&["--tpch", "1", "--explain", "--trace", "t"], "--trace"),
             (&["--tpch", "1", "--format", "parquet"], "--output"),
             (&["--tpch", "1", "--format", "xml"], "xml"),
             (&["--tpch", "1", "--answers", "/nowhere"], "/nowhere"),

@@ -38,16 +38,9 @@ pub(super) fn run(data: &Path, request: &Run, reason: String) -> Result<(Measure
     let measured = Measured {
         engine: ENGINE.to_owned(),
         prepare_ms,
-        load_ms: 0.0,
         exec_ms: exec_ms.split_off(request.warmup as usize),
         fallback: Some(reason),
-        finish_rows: 0,
-        finish_ms: 0.0,
-        rows_per_device: Vec::new(),
-        kernel_launches: 0,
-        reruns: 0,
-        replanned: false,
-        tables: Vec::new(),
+        ..Measured::default()
     };
     Ok((measured, batch))
 }

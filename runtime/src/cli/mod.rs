@@ -10,11 +10,13 @@ mod generate;
 mod jobs;
 mod output;
 mod parent;
+mod progress;
 mod protocol;
 pub mod reference;
 mod report;
 mod run;
 mod signals;
+mod trace;
 mod worker;
 
 use std::process::ExitCode;

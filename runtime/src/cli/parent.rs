@@ -8,12 +8,15 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use arrow::array::RecordBatch;
 
+use super::args::Target;
 use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, read_batch};
 use super::{signals, worker};
 
 /// A worker process that is started when needed and again after it died.
 pub(super) struct Parent {
     open: Open,
+    opened: Opened,
+    left_out: Vec<String>,
     worker: Option<Worker>,
 }
 
@@ -28,34 +31,62 @@ impl Parent {
     ///
     /// # Errors
     /// The worker's reason, or its death.
-    pub(super) fn start(open: Open) -> Result<(Parent, Opened), Failed> {
-        let mut parent = Parent { open, worker: None };
-        let opened = parent.restart()?;
-        Ok((parent, opened))
+    pub(super) fn start(open: Open) -> Result<Parent, Failed> {
+        let opened = Opened::default();
+        let mut parent = Parent { open, opened, left_out: Vec::new(), worker: None };
+        parent.restart()?;
+        Ok(parent)
     }
 
-    /// Runs a query; `phase` hears what the worker is doing.
+    /// What the worker has opened.
+    pub(super) fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// Why devices that were asked for are not used any more.
+    pub(super) fn left_out(&self) -> &[String] {
+        &self.left_out
+    }
+
+    /// Runs a query; `hear` gets what the worker says meanwhile.
     ///
     /// # Errors
     /// The worker's reason, or its death.
     pub(super) fn run(
         &mut self,
         run: Run,
-        phase: &mut dyn FnMut(&str),
+        hear: &mut dyn FnMut(&Reply),
     ) -> Result<(Measured, RecordBatch), Failed> {
-        match self.ask(&Request::Run(run), phase)? {
+        if self.worker.is_none() {
+            // What has been open before is no bad input.
+            let again =
+                |f: Failed| run_failure(format!("the worker process does not start again: {}", f.message));
+            self.restart().map_err(again)?;
+        }
+        match self.ask(&Request::Run(run), hear)? {
             (Reply::Ran { run, .. }, Some(batch)) => Ok((run, batch)),
             _ => Err(out_of_step()),
         }
     }
 
-    fn restart(&mut self) -> Result<Opened, Failed> {
-        self.worker = None;
+    fn restart(&mut self) -> Result<(), Failed> {
         self.worker =
             Some(Worker::spawn().map_err(|e| run_failure(format!("cannot start a worker process: {e}")))?);
         let request = Request::Open(self.open.clone());
         match self.ask(&request, &mut |_| {})? {
-            (Reply::Opened(opened), _) => Ok(opened),
+            (Reply::Opened(opened), _) => {
+                if let Some(remaining) = &opened.remaining {
+                    (self.open.gpus, self.open.devices) = (None, Some(remaining.clone()));
+                }
+                self.left_out.extend_from_slice(&opened.left_out);
+                // Devices of the same kind, whatever became of them meanwhile.
+                if opened.devices.iter().any(|device| device.name.starts_with("cuda")) {
+                    self.open.device = Target::Cuda;
+                }
+                self.open.again = true;
+                self.opened = opened;
+                Ok(())
+            }
             _ => Err(out_of_step()),
         }
     }
@@ -63,16 +94,15 @@ impl Parent {
     fn ask(
         &mut self,
         request: &Request,
-        phase: &mut dyn FnMut(&str),
+        hear: &mut dyn FnMut(&Reply),
     ) -> Result<(Reply, Option<RecordBatch>), Failed> {
-        if self.worker.is_none() {
-            self.restart()?;
-        }
         let Some(worker) = self.worker.as_mut() else { return Err(out_of_step()) };
         let mut last_phase = String::new();
-        let answer = worker.ask(request, &mut |name| {
-            last_phase = name.to_owned();
-            phase(name);
+        let answer = worker.ask(request, &mut |reply| {
+            if let Reply::Phase { name } = reply {
+                last_phase.clone_from(name);
+            }
+            hear(reply);
         });
         match answer {
             Ok((Reply::Failed(failed), _)) => {
@@ -119,13 +149,13 @@ impl Worker {
     fn ask(
         &mut self,
         request: &Request,
-        phase: &mut dyn FnMut(&str),
+        hear: &mut dyn FnMut(&Reply),
     ) -> std::io::Result<(Reply, Option<RecordBatch>)> {
         super::protocol::write_message(&mut self.requests, request)?;
         loop {
             let reply = super::protocol::read_message(&mut self.replies)?;
             match reply.ok_or(std::io::ErrorKind::UnexpectedEof)? {
-                Reply::Phase { name } => phase(&name),
+                reply @ (Reply::Phase { .. } | Reply::Progress { .. }) => hear(&reply),
                 Reply::Ran { run, arrow_bytes } => {
                     let batch = read_batch(&mut self.replies, arrow_bytes)?;
                     return Ok((Reply::Ran { run, arrow_bytes }, Some(batch)));

@@ -1,8 +1,10 @@
 //! What parent and worker say to each other: one JSON object a line. An answer's rows follow their line as
 //! an Arrow IPC stream of the stated length.
 //!
-//! Invariant: every request has exactly one closing reply, which is any but [`Reply::Phase`].
+//! Invariant: every request has exactly one closing reply, which is any but [`Reply::Phase`] and
+//! [`Reply::Progress`].
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, Cursor, Read, Write};
 use std::path::PathBuf;
 
@@ -15,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::args::{Fallback, LoadMode, Target};
+use crate::trace::{Loaded, Span, StageSum};
 
 /// A request to the worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,16 +40,24 @@ pub(super) struct Open {
     pub(super) gpus: Option<usize>,
     /// Which devices.
     pub(super) devices: Option<Vec<usize>>,
-    /// Resident or streamed.
+    /// Whether the devices have been open before: then those that fail are left out, and the others opened.
+    pub(super) again: bool,
+    /// What stays on the devices.
     pub(super) mode: LoadMode,
     /// Partition size in bytes.
     pub(super) chunk_bytes: Option<u64>,
+    /// Bytes that each logical device may take.
+    pub(super) device_memory: Option<u64>,
     /// Forced number of shards.
     pub(super) shards: Option<u64>,
     /// Divisor of initial buffer sizes.
     pub(super) shrink: Option<u64>,
     /// Poison buffers between runs.
     pub(super) poison: bool,
+    /// Record and report every span.
+    pub(super) trace: bool,
+    /// Whether somebody watches the progress.
+    pub(super) watched: bool,
 }
 
 /// A query with its parameters.
@@ -103,6 +114,13 @@ pub(super) enum Reply {
         /// The name.
         name: String,
     },
+    /// What each device has loaded since the request, a few times a second where somebody watches.
+    Progress {
+        /// By device.
+        loaded: Vec<Loaded>,
+        /// Time since the request.
+        elapsed_ms: f64,
+    },
     /// The data set is open.
     Opened(Opened),
     /// The query ran; its rows follow.
@@ -117,12 +135,18 @@ pub(super) enum Reply {
 }
 
 /// The data set and the devices.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Opened {
     /// Time to open the data set, in milliseconds.
     pub(super) open_ms: f64,
     /// The devices in order.
     pub(super) devices: Vec<DeviceInfo>,
+    /// How they exchange buffers, if there are several.
+    pub(super) exchange: Option<String>,
+    /// Ordinals of the devices, if some of those asked for are left out.
+    pub(super) remaining: Option<Vec<usize>>,
+    /// Why each that is left out is.
+    pub(super) left_out: Vec<String>,
     /// Rows of each table.
     pub(super) table_rows: Vec<(String, u64)>,
 }
@@ -139,7 +163,7 @@ pub(super) struct DeviceInfo {
 }
 
 /// What a query's runs measured.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Measured {
     /// `cuda`, `host` or `datafusion`.
     pub(super) engine: String,
@@ -157,6 +181,16 @@ pub(super) struct Measured {
     pub(super) finish_ms: f64,
     /// Rows each device streamed, over all phases.
     pub(super) rows_per_device: Vec<u64>,
+    /// Rows of row groups that statistics excluded.
+    pub(super) rows_pruned: u64,
+    /// Memory in use on each device after the last run, in bytes.
+    pub(super) used_bytes: Vec<u64>,
+    /// The load and the last run by device and stage.
+    pub(super) stages: Vec<StageSum>,
+    /// Columns of the query that the host decoded, as `table.column`, and why.
+    pub(super) host_columns: BTreeMap<String, String>,
+    /// Everything that was recorded, if all of it is wanted.
+    pub(super) spans: Vec<Span>,
     /// Launches of one run.
     pub(super) kernel_launches: u64,
     /// Repetitions because a buffer was too small, in the last run.

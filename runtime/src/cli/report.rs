@@ -5,8 +5,10 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use super::args::LoadMode;
 use super::check::Mismatch;
 use super::protocol::{Measured, Opened};
+use crate::trace::Stage;
 
 /// The comparison with one reference.
 #[derive(Debug, Clone, Serialize)]
@@ -113,14 +115,16 @@ pub(super) struct Context<'a> {
     pub(super) data: String,
     /// Scale factor of TPC-H data, where it is known.
     pub(super) scale: Option<f64>,
-    /// `resident` or `stream`.
-    pub(super) mode: String,
+    /// What stayed on the devices.
+    pub(super) mode: LoadMode,
     /// Untimed runs.
     pub(super) warmup: u32,
     /// Timed runs.
     pub(super) repeat: u32,
     /// Data set and devices.
     pub(super) opened: &'a Opened,
+    /// Why devices that were asked for were not used to the end.
+    pub(super) left_out: &'a [String],
 }
 
 /// The report as JSON.
@@ -137,6 +141,8 @@ pub(super) fn json(context: &Context<'_>, outcomes: &[Outcome]) -> serde_json::V
         "machine": machine(),
         "driver": first.filter(|d| d.name.starts_with("cuda")).map(|d| d.versions.as_str()),
         "devices": opened.devices,
+        "exchange": opened.exchange,
+        "left_out": context.left_out,
         "data": context.data,
         "scale_factor": context.scale,
         "mode": context.mode,
@@ -157,6 +163,7 @@ fn query_json(outcome: &Outcome) -> serde_json::Value {
         }
     };
     let m = &ran.measured;
+    let bytes = |stage| m.stages.iter().filter(|s| s.stage == stage).map(|s| s.bytes).sum::<u64>();
     serde_json::json!({
         "query": outcome.query,
         "engine": m.engine,
@@ -172,6 +179,14 @@ fn query_json(outcome: &Outcome) -> serde_json::Value {
         "finish_rows": m.finish_rows,
         "finish_ms": m.finish_ms,
         "rows_per_device": m.rows_per_device,
+        "rows_pruned": m.rows_pruned,
+        "read_bytes": bytes(Stage::Read),
+        "copied_bytes": bytes(Stage::Copy),
+        "decompressed_bytes": bytes(Stage::Decompress),
+        "decoded_bytes": bytes(Stage::Decode),
+        "used_bytes": m.used_bytes,
+        "stages": m.stages,
+        "host_columns": m.host_columns,
         "kernel_launches": m.kernel_launches,
         "reruns": m.reruns,
         "replanned": m.replanned,
@@ -280,6 +295,12 @@ fn machine() -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::{Span, stages};
+
+    fn copy(device: usize) -> Span {
+        let name = "lineitem".into();
+        Span { device, stage: Stage::Copy, name, start_ms: 0.0, end_ms: 1.0, bytes: 3_000_000 }
+    }
 
     fn outcome(checks: Vec<Checked>, objections: Vec<String>) -> Outcome {
         let measured = Measured {
@@ -287,14 +308,9 @@ mod tests {
             prepare_ms: 12.3,
             load_ms: 4.0,
             exec_ms: vec![3.0, 1.0, 2.0],
-            fallback: None,
-            finish_rows: 4,
-            finish_ms: 0.1,
             rows_per_device: vec![10, 12],
-            kernel_launches: 7,
-            reruns: 0,
-            replanned: false,
-            tables: vec!["lineitem".into()],
+            stages: stages(&[copy(0), copy(1)]),
+            ..Measured::default()
         };
         Outcome { query: "q01".into(), result: Ok(Ran { measured, rows: 4, checks, objections }) }
     }
@@ -322,16 +338,17 @@ mod tests {
 
     #[test]
     fn reports_name_what_they_measure() {
-        let opened = Opened { open_ms: 1.5, devices: vec![], table_rows: vec![] };
+        let opened = Opened { open_ms: 1.5, exchange: Some("NCCL".into()), ..Opened::default() };
         let command = ["dkb-run".to_owned()];
         let context = Context {
             command: &command,
             data: "data".into(),
             scale: Some(1.0),
-            mode: "resident".into(),
+            mode: LoadMode::Auto,
             warmup: 0,
             repeat: 3,
             opened: &opened,
+            left_out: &[],
         };
         let failed = Outcome { query: "q02".into(), result: Err("no".into()) };
         let outcomes = [outcome(vec![checked(None)], vec![]), failed];
@@ -340,6 +357,13 @@ mod tests {
         assert_eq!(report["queries"][0]["check"], "passed");
         assert_eq!(report["queries"][0]["exec_ms"][2], 2.0);
         assert_eq!(report["queries"][1]["error"], "no");
+        assert_eq!((&report["mode"], &report["exchange"]), (&"auto".into(), &"NCCL".into()));
+        let query = &report["queries"][0];
+        assert_eq!((&query["copied_bytes"], &query["read_bytes"]), (&6_000_000.into(), &0.into()));
+        assert_eq!(
+            (&query["stages"][1]["stage"], &query["stages"][1]["gb_per_s"]),
+            (&"copy".into(), &3.0.into())
+        );
         assert_eq!(report["all_good"], false);
         let text = table(&outcomes);
         assert!(text.contains("host x2") && text.contains("ERROR") && text.contains("1/2 good"), "{text}");

@@ -1,23 +1,26 @@
 //! One invocation from options to exit code: data, worker, queries, checks, output.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use dkb_planner::{PlanError, PlanOptions};
-use indicatif::{ProgressBar, ProgressStyle};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::args::{Data, Explain, Fallback, Format, LoadMode, Options, Queries};
 use super::check::{Mismatch, OrderInfo, Rule, compare};
 use super::parent::Parent;
-use super::protocol::{FailedKind, Measured, Open, Opened, Query, Run};
+use super::progress::{self, Progress};
+use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Query, Run};
 use super::reference::{self, Question, Reference};
 use super::report::{self, Checked, Context, Outcome, Ran};
+use super::trace::{self, QuerySpans};
 use super::{CliError, jobs, output};
 use crate::table::DataSet;
 use crate::tpch::workload;
+use crate::trace::now_ms;
 
 /// Suppliers of TPC-H data at scale factor 1.
 const SUPPLIERS: f64 = 10_000.0;
@@ -37,24 +40,34 @@ pub(super) fn run(options: &Options) -> Result<bool, CliError> {
     if let Some(explain) = options.explain {
         return explain_all(options, &data, &queries, explain).map(|()| true);
     }
-    let (mut parent, opened) = Parent::start(open(options, &data)).map_err(CliError::from)?;
+    let parent = Parent::start(open(options, &data)).map_err(CliError::from)?;
+    let opened = parent.opened().clone();
     let scale = scale.or_else(|| scale_of(&opened));
     jobs::scale(&mut queries, scale.unwrap_or_default());
+    let mut runner = Runner { options, parent, traced: Vec::new() };
     let mut checker = Checker { options, data: &data, opened: &opened, datafusion: None };
     let outcomes = if single {
-        vec![run_single(options, &mut parent, &mut checker, &queries[0])?]
+        vec![run_single(&mut runner, &mut checker, &queries[0])?]
     } else {
-        run_many(options, &mut parent, &mut checker, &queries)?
+        run_many(&mut runner, &mut checker, &queries)?
     };
+    for reason in runner.parent.left_out() {
+        eprintln!("warning: {reason}; the other devices went on without it");
+    }
+    if let Some(path) = &options.trace {
+        let events = trace::events(&runner.traced);
+        output::write_file(path, |file| Ok(serde_json::to_writer(file, &events)?))?;
+    }
     if let Some(path) = &options.report {
         let context = Context {
             command: &options.command,
             data: data.display().to_string(),
             scale,
-            mode: if options.mode == LoadMode::Resident { "resident".into() } else { "stream".into() },
+            mode: options.mode,
             warmup: options.warmup,
             repeat: options.repeat,
             opened: &opened,
+            left_out: runner.parent.left_out(),
         };
         let json = report::json(&context, &outcomes);
         output::write_file(path, |file| {
@@ -71,7 +84,8 @@ fn check_paths(options: &Options, queries: &[Query], single: bool) -> Result<(),
     if several && options.output.is_none() && options.format != Format::Table {
         return Err(CliError::Input("--format: results of several queries need --output DIR".to_owned()));
     }
-    for (option, path) in [("--report", &options.report), ("--output", &options.output)] {
+    let files = [("--report", &options.report), ("--trace", &options.trace), ("--output", &options.output)];
+    for (option, path) in files {
         let folder = path.as_ref().and_then(|path| path.parent()).filter(|dir| !dir.as_os_str().is_empty());
         if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
             return Err(CliError::Input(format!("{option}: no such folder {}", folder.display())));
@@ -99,11 +113,15 @@ fn open(options: &Options, data: &Path) -> Open {
         device: options.device,
         gpus: options.gpus,
         devices: options.devices.clone(),
+        again: false,
         mode: options.mode,
         chunk_bytes: options.chunk_bytes,
+        device_memory: options.device_memory,
         shards: options.shards,
         shrink: options.shrink,
         poison: options.checks(),
+        trace: options.trace.is_some(),
+        watched: progress::is_watched(),
     }
 }
 
@@ -120,7 +138,8 @@ fn explain_all(options: &Options, data: &Path, queries: &[Query], explain: Expla
     for query in queries {
         let name = &query.name;
         let named = |text: String| if several { format!("{name}: {text}") } else { text };
-        let planned = dkb_planner::plan(&query.sql, &query.planner_decls(), &tables, &PlanOptions::default());
+        let plan_options = PlanOptions { memory_bytes: options.device_memory, ..PlanOptions::default() };
+        let planned = dkb_planner::plan(&query.sql, &query.planner_decls(), &tables, &plan_options);
         let text = match planned {
             Ok(planned) if explain == Explain::Kernels => dkb_kernels::text::print(&planned.plan),
             Ok(planned) => planned.explain,
@@ -135,63 +154,80 @@ fn explain_all(options: &Options, data: &Path, queries: &[Query], explain: Expla
     Ok(())
 }
 
-fn request(options: &Options, query: &Query) -> Run {
-    Run { query: query.clone(), warmup: options.warmup, repeat: options.repeat, fallback: options.fallback }
+/// Runs queries in the worker and keeps their spans.
+struct Runner<'a> {
+    options: &'a Options,
+    parent: Parent,
+    /// Empty unless a trace was asked for.
+    traced: Vec<QuerySpans>,
+}
+
+impl Runner<'_> {
+    fn run(&mut self, query: &Query, progress: &mut Progress) -> Result<(Measured, RecordBatch), Failed> {
+        let Options { warmup, repeat, fallback, .. } = *self.options;
+        let run = Run { query: query.clone(), warmup, repeat, fallback };
+        progress.begin(&query.name);
+        let start_ms = now_ms();
+        let mut ran = self.parent.run(run, &mut |reply| progress.hear(reply));
+        if self.options.trace.is_some() {
+            let spans = ran.as_mut().map_or_else(|_| Vec::new(), |(m, _)| std::mem::take(&mut m.spans));
+            let devices = &self.parent.opened().devices;
+            self.traced.push(QuerySpans::new(&query.name, start_ms, devices, spans));
+        }
+        ran
+    }
 }
 
 /// Runs one query and prints its rows; a line about it goes to standard error.
 fn run_single(
-    options: &Options,
-    parent: &mut Parent,
+    runner: &mut Runner<'_>,
     checker: &mut Checker<'_>,
     query: &Query,
 ) -> Result<Outcome, CliError> {
-    let bar = spinner();
-    let ran =
-        parent.run(request(options, query), &mut |phase| bar.set_message(format!("{}: {phase}", query.name)));
-    bar.finish_and_clear();
+    let options = runner.options;
+    let mut progress = Progress::new(1);
+    let ran = runner.run(query, &mut progress);
+    progress.clear();
     let (measured, batch) = ran.map_err(CliError::from)?;
     output::write_result(&batch, options.format, options.output.as_deref())?;
     let ran = checker.check(query, measured, &batch)?;
     eprintln!("{}", report::line(&query.name, &ran));
     remarks(options, &query.name, &ran);
-    Ok(Outcome { query: query.name.clone(), result: Ok(ran) })
+    let outcome = Outcome { query: query.name.clone(), result: Ok(ran) };
+    name_host_columns(std::slice::from_ref(&outcome));
+    Ok(outcome)
 }
 
 /// Runs queries one after another and prints the table of them.
 fn run_many(
-    options: &Options,
-    parent: &mut Parent,
+    runner: &mut Runner<'_>,
     checker: &mut Checker<'_>,
     queries: &[Query],
 ) -> Result<Vec<Outcome>, CliError> {
-    let bar = ProgressBar::new(queries.len() as u64);
-    let style = ProgressStyle::with_template("{bar:32} {pos}/{len} {elapsed} {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let options = runner.options;
+    let mut progress = Progress::new(queries.len());
     let mut outcomes = Vec::new();
     for query in queries {
         let name = &query.name;
-        let ran =
-            parent.run(request(options, query), &mut |phase| bar.set_message(format!("{name}: {phase}")));
-        let result = match ran {
+        let result = match runner.run(query, &mut progress) {
             Ok((measured, batch)) => {
                 if let Some(folder) = &options.output {
                     let path = folder.join(format!("{name}.{}", options.format.extension()));
                     output::write_result(&batch, options.format, Some(&path))?;
                 }
-                bar.set_message(format!("{name}: check"));
+                progress.say("check");
                 Ok(checker.check(query, measured, &batch)?)
             }
             Err(failed) if failed.kind == FailedKind::Input => {
-                bar.finish_and_clear();
+                progress.clear();
                 return Err(CliError::Input(format!("{name}: {}", failed.message)));
             }
             Err(failed) => Err(failed.message),
         };
         outcomes.push(Outcome { query: name.clone(), result });
-        bar.inc(1);
+        progress.end();
     }
-    bar.finish_and_clear();
+    progress.clear();
     output::print(&report::table(&outcomes))?;
     for outcome in &outcomes {
         match &outcome.result {
@@ -199,7 +235,18 @@ fn run_many(
             Err(error) => eprintln!("{}: {error}", outcome.query),
         }
     }
+    name_host_columns(&outcomes);
     Ok(outcomes)
+}
+
+/// Says in one line which columns the host decoded, and why.
+fn name_host_columns(outcomes: &[Outcome]) {
+    let ran = outcomes.iter().filter_map(|outcome| outcome.result.as_ref().ok());
+    let columns: BTreeMap<&String, &String> = ran.flat_map(|ran| &ran.measured.host_columns).collect();
+    if !columns.is_empty() {
+        let columns = columns.iter().map(|(column, why)| format!("{column} ({why})"));
+        eprintln!("decoded on the host: {}", columns.collect::<Vec<_>>().join(", "));
+    }
 }
 
 /// Says on standard error what is wrong with a query's outcome, and that it was a fallback.
@@ -210,12 +257,6 @@ fn remarks(options: &Options, query: &str, ran: &Ran) {
     for complaint in ran.complaints() {
         eprintln!("{query}: {complaint}");
     }
-}
-
-fn spinner() -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    bar.enable_steady_tick(std::time::Duration::from_millis(100));
-    bar
 }
 
 /// Compares answers with the references that were asked for.
@@ -250,8 +291,12 @@ impl Checker<'_> {
         rows.max().unwrap_or(0)
     }
 
-    /// Devices that streamed no row though there were enough.
+    /// Devices that streamed no row though there were enough. Where partitions wait in a queue, one device may be
+    /// fast enough to take all of them.
     fn idle_devices(&self, measured: &Measured) -> Option<String> {
+        if self.options.mode != LoadMode::Resident {
+            return None;
+        }
         let rows = &measured.rows_per_device;
         let enough = self.rows_read(measured) >= rows.len() as u64;
         let idle = rows.iter().position(|rows| *rows == 0).filter(|_| enough && rows.len() > 1)?;

@@ -1,34 +1,43 @@
 //! The CUDA device: one stream of one GPU. Several logical devices may share a GPU; they share its context
-//! and its compiled modules, and have a stream and a memory pool each.
+//! and its compiled modules, and have a memory budget each.
 //!
-//! Invariants: all work of a device is issued on its one stream; memory that is freed returns to the device's
-//! own free list, so whoever gets it next is ordered behind its last use. The driver is called only after
-//! [`availability`] has said that it is there.
+//! Invariants: all work of a device is issued on its one stream, all work of a fork on the fork's; they share
+//! memory, whose next use is ordered behind the last one. The driver is called only after [`availability`] has
+//! said that it is there.
 
+mod arena;
 mod module;
-mod pool;
+mod nccl;
+mod peer;
 mod staging;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
-use dkb_kernels::{Elem, Plan};
+use dkb_kernels::{Builtin, Elem, Plan};
 
+use self::arena::Arena;
 use self::module::CudaModule;
-use self::pool::{CudaMemory, Pool, pool_size};
+pub(crate) use self::peer::CudaLinks;
 use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
-use super::{Device, DeviceError, Download, Memory, Module, Recording};
+use super::{Device, DeviceError, Download, Mark, Memory, Module, Recording, Registration};
+use crate::trace::now_ms;
 
 /// Threads a block.
 const BLOCK_THREADS: u64 = 256;
 /// Blocks a multiprocessor at most; kernels loop over what is left.
 const BLOCKS_PER_SM: u64 = 16;
+/// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
+const MEMORY_PERCENT: usize = 90;
+/// The first driver with batched copies.
+const DRIVER_WITH_BATCHES: i32 = 13_000;
+
 /// What this machine has.
 #[derive(Debug, Clone)]
 pub struct Gpus {
@@ -63,11 +72,12 @@ pub fn availability() -> Result<Gpus, DeviceError> {
     }
 }
 
-/// Opens one logical device per ordinal; an ordinal may occur several times.
+/// Opens one logical device per ordinal; an ordinal may occur several times. Each may take `memory_bytes`, or
+/// its share of 90 percent of its GPU.
 ///
 /// # Errors
-/// [`DeviceError::Unavailable`] without driver, GPU or NVRTC; a failed call.
-pub fn open(ordinals: &[usize]) -> Result<Vec<CudaDevice>, DeviceError> {
+/// [`DeviceError::Unavailable`] without driver, GPU, NVRTC or so much memory; a failed call.
+pub fn open(ordinals: &[usize], memory_bytes: Option<u64>) -> Result<Vec<CudaDevice>, DeviceError> {
     availability()?;
     let mut gpus: HashMap<usize, Arc<Gpu>> = HashMap::new();
     let mut seen: HashMap<usize, usize> = HashMap::new();
@@ -78,10 +88,19 @@ pub fn open(ordinals: &[usize]) -> Result<Vec<CudaDevice>, DeviceError> {
             None => gpus.entry(ordinal).or_insert(Arc::new(Gpu::open(ordinal)?)).clone(),
         };
         let nth = seen.entry(ordinal).or_default();
-        let shared = ordinals.iter().filter(|o| **o == ordinal).count() > 1;
-        let name = if shared { format!("cuda:{ordinal}/{nth}") } else { format!("cuda:{ordinal}") };
+        let sharing = ordinals.iter().filter(|o| **o == ordinal).count();
+        let name = if sharing > 1 { format!("cuda:{ordinal}/{nth}") } else { format!("cuda:{ordinal}") };
         *nth += 1;
-        devices.push(CudaDevice::on(gpu, name)?);
+        let all = gpu.memory_bytes as usize / 100 * MEMORY_PERCENT;
+        let limit = memory_bytes.map_or(all / sharing, |bytes| bytes as usize);
+        if limit > gpu.memory_bytes as usize / sharing {
+            return Err(DeviceError::Unavailable(format!(
+                "--device-memory: {sharing} x {limit} bytes are more than the {} bytes of {name}",
+                gpu.memory_bytes
+            )));
+        }
+        let arena = Arc::new(Arena::new(gpu.context.clone(), limit, gpu.sanitize));
+        devices.push(CudaDevice::on(gpu, name, arena)?);
     }
     Ok(devices)
 }
@@ -96,9 +115,9 @@ struct Gpu {
     driver: i32,
     /// Whether every allocation is the driver's own, so that `compute-sanitizer` sees its bounds.
     sanitize: bool,
-    /// Free lists of the logical devices, emptied when memory runs out.
-    pools: Mutex<Vec<Weak<Pool>>>,
     modules: SharedMap<CudaModule>,
+    /// An event, and when it was reached by [`now_ms`].
+    epoch: (Event, f64),
 }
 
 impl Gpu {
@@ -114,31 +133,20 @@ impl Gpu {
         let mut driver = 0;
         // SAFETY: writes one integer.
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(failed)?;
+        let stream = context.new_stream().map_err(failed)?;
+        let epoch = Event::record(&stream).map_err(failed)?;
+        stream.synchronize().map_err(failed)?;
         Ok(Gpu {
+            epoch: (epoch, now_ms()),
             model: context.name().map_err(failed)?,
             arch: format!("sm_{major}{minor}"),
             multiprocessors: context.attribute(attribute).map_err(failed)?.max(1) as u64,
             memory_bytes: context.total_mem().map_err(failed)? as u64,
             driver,
             sanitize: std::env::var("DKB_SANITIZE").is_ok_and(|v| v == "1"),
-            pools: Mutex::default(),
             modules: SharedMap::new(),
             context,
         })
-    }
-
-    /// Gives all free memory of the logical devices on this GPU back to the driver, except of those that are
-    /// recording a graph, which must not be waited for.
-    fn trim(&self) {
-        let pools: Vec<Arc<Pool>> = {
-            let mut pools = lock(&self.pools);
-            pools.retain(|pool| pool.strong_count() > 0);
-            pools.iter().filter_map(Weak::upgrade).collect()
-        };
-        let idle = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        for pool in pools.iter().filter(|pool| pool.stream.capture_status() == Ok(idle)) {
-            pool.release(pool.take_all());
-        }
     }
 }
 
@@ -147,17 +155,18 @@ pub struct CudaDevice {
     name: String,
     gpu: Arc<Gpu>,
     stream: Arc<CudaStream>,
-    pool: Arc<Pool>,
+    arena: Arc<Arena>,
+    /// The stream's number in the arena.
+    queue: usize,
     staging: Mutex<Option<Staging>>,
     fill: Mutex<Option<Arc<CudaModule>>>,
 }
 
 impl CudaDevice {
-    fn on(gpu: Arc<Gpu>, name: String) -> Result<CudaDevice, DeviceError> {
+    fn on(gpu: Arc<Gpu>, name: String, arena: Arc<Arena>) -> Result<CudaDevice, DeviceError> {
         let stream = gpu.context.new_stream().map_err(|e| call_error(&name, "cuStreamCreate", e))?;
-        let pool = Arc::new(Pool { stream: stream.clone(), free: Mutex::default() });
-        lock(&gpu.pools).push(Arc::downgrade(&pool));
-        Ok(CudaDevice { name, gpu, stream, pool, staging: Mutex::default(), fill: Mutex::default() })
+        let queue = arena.join(stream.clone());
+        Ok(CudaDevice { name, gpu, stream, arena, queue, staging: Mutex::default(), fill: Mutex::default() })
     }
 
     /// The GPU's context, for work beyond [`Device`] such as peer access.
@@ -178,6 +187,15 @@ impl CudaDevice {
         DeviceError::Call { device: self.name.clone(), call: call.to_owned(), message: message.to_owned() }
     }
 
+    /// Memory for work on this stream, which is given back on the stream of that number.
+    fn take(&self, bytes: usize, gives: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        self.bind()?;
+        match self.arena.take(bytes, self.queue, gives).map_err(|e| self.error("cuMemAlloc", e))? {
+            Some(memory) => Ok(Box::new(memory)),
+            None => Err(DeviceError::OutOfMemory { device: self.name.clone(), bytes }),
+        }
+    }
+
     fn bind(&self) -> Result<(), DeviceError> {
         self.gpu.context.bind_to_thread().map_err(|e| self.error("an earlier call", e))
     }
@@ -187,6 +205,21 @@ impl CudaDevice {
         let gpu = &self.gpu;
         let load = || CudaModule::load(gpu, &cubin.image).map_err(|e| self.error("cuModuleLoadData", e));
         gpu.modules.get_or_make(&cubin.key, load)
+    }
+
+    /// The compiled form of a translation unit with these kernels.
+    fn compiled<'a>(
+        &self,
+        source: &str,
+        kernels: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Arc<dyn Module>, DeviceError> {
+        let module = self.module(&nvrtc::cached_cubin(source, &self.gpu.arch)?)?;
+        for kernel in kernels {
+            // Loads its code now rather than within a timed or captured run; a missing kernel is reported
+            // there.
+            let _ = module.function(kernel);
+        }
+        Ok(module)
     }
 
     fn launch_in(
@@ -260,46 +293,35 @@ impl Device for CudaDevice {
     }
 
     fn memory_bytes(&self) -> u64 {
-        self.gpu.memory_bytes
+        self.arena.limit() as u64
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.arena.free_bytes() as u64
+    }
+
+    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        self.bind()?;
+        Ok(Arc::new(CudaDevice::on(self.gpu.clone(), self.name.clone(), self.arena.clone())?))
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
         let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
-        let module = self.module(&nvrtc::cached_cubin(&source, &self.gpu.arch)?)?;
-        for kernel in dkb_kernels::kernels(plan) {
-            // Loads its code now rather than within a timed or captured run; a missing kernel is reported
-            // there.
-            let _ = module.function(kernel);
-        }
-        Ok(module)
+        self.compiled(&source, dkb_kernels::kernels(plan))
+    }
+
+    fn compile_builtin(&self, builtin: &Builtin) -> Result<Arc<dyn Module>, DeviceError> {
+        self.compiled(&dkb_kernels::cuda_builtin_unit(builtin), builtin.kernels.iter().copied())
     }
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
-        let out_of_memory = || DeviceError::OutOfMemory { device: self.name.clone(), bytes };
-        let size = pool_size(bytes, self.gpu.sanitize).ok_or_else(out_of_memory)?;
-        self.bind()?;
-        let memory = |address, size| CudaMemory {
-            address,
-            bytes,
-            size,
-            pool: self.pool.clone(),
-            reuse: !self.gpu.sanitize,
-        };
-        if let Some((address, size)) = self.pool.take(size) {
-            return Ok(Box::new(memory(address, size)));
-        }
-        // SAFETY: the memory is owned by the value returned, which alone frees it.
-        let mut address = unsafe { result::malloc_sync(size) };
-        if matches!(address, Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))) {
-            self.gpu.trim();
-            // SAFETY: as above.
-            address = unsafe { result::malloc_sync(size) };
-        }
-        match address {
-            Ok(address) => Ok(Box::new(memory(address, size))),
-            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(out_of_memory()),
-            Err(e) => Err(self.error("cuMemAlloc", e)),
-        }
+        self.take(bytes, self.queue)
+    }
+
+    fn alloc_for(&self, user: &dyn Device, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        let user = user.as_any().downcast_ref::<CudaDevice>();
+        let user = user.filter(|user| Arc::ptr_eq(&user.arena, &self.arena));
+        self.take(bytes, user.map_or(self.queue, |user| user.queue))
     }
 
     fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -308,6 +330,76 @@ impl Device for CudaDevice {
             return Ok(());
         }
         self.with_staging("upload", |staging| staging.upload(memory.address() + offset as u64, bytes))
+    }
+
+    fn upload_with(
+        &self,
+        memory: &dyn Memory,
+        offset: usize,
+        bytes: usize,
+        write: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), DeviceError> {
+        super::check_range(&self.name, "upload", memory, offset, bytes)?;
+        self.with_staging("upload", |staging| {
+            staging.upload_with(memory.address() + offset as u64, bytes, write)
+        })
+    }
+
+    unsafe fn register(&self, address: *const u8, bytes: usize) -> Result<Option<Registration>, DeviceError> {
+        self.bind()?;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the caller keeps the range mapped for as long as the registration lives.
+        let status = unsafe { sys::cuMemHostRegister_v2(address as *mut c_void, bytes, flags) };
+        if let Err(e) = status.result() {
+            tracing::info!("{}: copies go through pinned memory: cuMemHostRegister: {}", self.name, words(e));
+            return Ok(None);
+        }
+        Ok(Some(Box::new(Registered { address: address as usize, context: self.gpu.context.clone() })))
+    }
+
+    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
+        let mut copies: (Vec<sys::CUdeviceptr>, Vec<sys::CUdeviceptr>, Vec<usize>) = Default::default();
+        for (offset, bytes) in pieces.iter().filter(|(_, bytes)| !bytes.is_empty()) {
+            super::check_range(&self.name, "upload", memory, *offset, bytes.len())?;
+            copies.0.push(memory.address() + *offset as u64);
+            copies.1.push(bytes.as_ptr() as sys::CUdeviceptr);
+            copies.2.push(bytes.len());
+        }
+        self.bind()?;
+        let (to, from, bytes) = &mut copies;
+        let (count, stream) = (to.len(), self.stream.cu_stream());
+        if self.gpu.driver < DRIVER_WITH_BATCHES || count < 2 {
+            return (0..count)
+                // SAFETY: the destination lies within an allocation of this device; the source is registered
+                // and outlives the registration's work, as the trait asks.
+                .try_for_each(|i| unsafe {
+                    sys::cuMemcpyHtoDAsync_v2(to[i], from[i] as *const c_void, bytes[i], stream).result()
+                })
+                .map_err(|e| self.error("cuMemcpyHtoDAsync", e));
+        }
+        let nowhere =
+            sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
+        };
+        let mut first = 0usize;
+        // SAFETY: as above; the arrays have `count` entries, and the one set of attributes serves all.
+        let status = unsafe {
+            sys::cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                count,
+                &mut attributes,
+                &mut first,
+                1,
+                stream,
+            )
+        };
+        status.result().map_err(|e| self.error("cuMemcpyBatchAsync", e))
     }
 
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -378,6 +470,12 @@ impl Device for CudaDevice {
         Ok(Some(Box::new(Graph { graph: Mutex::new(graph), device: self.name.clone() })))
     }
 
+    fn mark(&self) -> Result<Box<dyn Mark>, DeviceError> {
+        self.bind()?;
+        let mark = Event::record(&self.stream).map_err(|e| self.error("cuEventRecord", e))?;
+        Ok(Box::new(EventMark { mark, gpu: self.gpu.clone(), device: self.name.clone() }))
+    }
+
     fn synchronize(&self) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: the stream is alive.
@@ -411,6 +509,71 @@ impl CudaDevice {
         let odd = if elem.bytes() == 16 { (value >> 64) as u64 } else { even };
         let words = (count * elem.bytes() / 8) as u64;
         self.launch_in(&module, "dkb_fill", words, &[address, even, odd, words])
+    }
+}
+
+/// A timing event on a stream.
+struct Event(sys::CUevent);
+
+// SAFETY: events may be used from any thread with the context bound.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// In the bound context.
+    fn record(stream: &CudaStream) -> Result<Event, DriverError> {
+        let event = Event(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?);
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event.0, stream.cu_stream()) }?;
+        Ok(event)
+    }
+}
+
+impl Event {
+    /// Makes later work of a stream wait for the event.
+    fn hold(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: stream and event are alive; the driver keeps an event that is waited for until it is reached.
+        unsafe { result::stream::wait_event(stream.cu_stream(), self.0, flags) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created in `record`, destroyed once. The driver keeps it until it is reached.
+        let _ = unsafe { result::event::destroy(self.0) };
+    }
+}
+
+struct EventMark {
+    mark: Event,
+    gpu: Arc<Gpu>,
+    device: String,
+}
+
+impl Mark for EventMark {
+    fn ms(&self) -> Result<f64, DeviceError> {
+        let (epoch, epoch_ms) = &self.gpu.epoch;
+        let bound = self.gpu.context.bind_to_thread();
+        // SAFETY: both events have been recorded.
+        let elapsed = bound.and_then(|()| unsafe { result::event::elapsed(epoch.0, self.mark.0) });
+        Ok(epoch_ms + f64::from(elapsed.map_err(|e| call_error(&self.device, "cuEventElapsedTime", e))?))
+    }
+}
+
+/// Host memory that the GPUs' copy engines read in place.
+struct Registered {
+    address: usize,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: registered once, at this address; the owner has waited for all copies.
+            let _ = unsafe { sys::cuMemHostUnregister(self.address as *mut c_void) };
+        }
     }
 }
 
@@ -459,7 +622,7 @@ mod tests {
     fn two_on_one() -> Option<(Vec<CudaDevice>, std::sync::MutexGuard<'static, ()>)> {
         static TURN: Mutex<()> = Mutex::new(());
         match availability() {
-            Ok(_) => Some((open(&[0, 0]).unwrap(), lock(&TURN))),
+            Ok(_) => Some((open(&[0, 0], Some(1 << 30)).unwrap(), lock(&TURN))),
             Err(e) => {
                 eprintln!("skipped: {e}");
                 None
@@ -478,17 +641,19 @@ mod tests {
     }
 
     #[test]
-    fn freed_memory_is_used_again_and_given_up_when_it_runs_out() {
+    fn memory_is_bounded_and_used_again() {
         let Some((devices, _turn)) = two_on_one() else { return };
-        let quarter = devices[0].memory_bytes() as usize / 4;
-        let first = devices[0].alloc(quarter).unwrap().address();
-        let again = devices[0].alloc(quarter).unwrap();
+        let half = devices[0].memory_bytes() as usize / 2;
+        let first = devices[0].alloc(half).unwrap().address();
+        let again = devices[0].alloc(half).unwrap();
         assert!(first == again.address() || devices[0].gpu.sanitize);
+        assert!(matches!(devices[0].alloc(half), Err(DeviceError::OutOfMemory { .. })));
         drop(again);
-        drop(devices[1].alloc(3 * quarter).unwrap());
-        let all = devices[0].alloc(8 * quarter);
-        assert!(matches!(all, Err(DeviceError::OutOfMemory { .. })));
-        assert!(devices[0].alloc(1000).is_ok());
+        let fork = devices[0].fork().unwrap();
+        let taken = fork.alloc(half).unwrap();
+        assert!(devices[0].free_bytes() < half as u64);
+        drop(taken);
+        assert!(devices[0].alloc(half).is_ok());
     }
 
     #[test]

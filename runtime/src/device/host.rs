@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, ptr, slice};
 
-use dkb_kernels::{Elem, Plan};
+use dkb_kernels::{Builtin, Elem, Plan};
 use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
-use super::{Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Memory, Module, shorten};
+use super::{Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Registration, shorten};
+use crate::trace::now_ms;
 
 const FLAGS: [&str; 11] = [
     "-std=c++17",
@@ -41,26 +42,31 @@ const INLINE_ITEMS: u64 = 16 * 1024;
 /// Blocks a worker thread, so that an uneven launch still fills all of them.
 const BLOCKS_PER_WORKER: u64 = 4;
 
+/// The share of the machine's memory that its devices take together unless told otherwise, in percent.
+const MEMORY_PERCENT: u64 = 90;
+
 /// One logical device on the cores of this machine.
 pub struct HostDevice {
     index: usize,
     workers: usize,
     memory_bytes: u64,
     used: Arc<AtomicUsize>,
-    cache: DiskCache,
+    cache: Arc<DiskCache>,
 }
 
 impl HostDevice {
     /// Logical device `index` with `workers` worker threads (at least one) and room for `memory_bytes`.
     pub fn new(index: usize, workers: usize, memory_bytes: u64) -> Self {
-        let cache = DiskCache::from_env();
+        let cache = Arc::new(DiskCache::from_env());
         HostDevice { index, workers: workers.max(1), memory_bytes, used: Arc::default(), cache }
     }
 
-    /// `count` logical devices that share the machine's cores and memory evenly.
-    pub fn open(count: usize) -> Vec<HostDevice> {
+    /// `count` logical devices that share the machine's cores evenly. Each may take `memory_bytes`, or its share
+    /// of 90 percent of the memory.
+    pub fn open(count: usize, memory_bytes: Option<u64>) -> Vec<HostDevice> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let memory = machine_memory_bytes() / count.max(1) as u64;
+        let share = machine_memory_bytes() / 100 * MEMORY_PERCENT / count.max(1) as u64;
+        let memory = memory_bytes.unwrap_or(share);
         (0..count).map(|index| HostDevice::new(index, cores / count.max(1), memory)).collect()
     }
 
@@ -76,6 +82,15 @@ impl HostDevice {
         len: usize,
     ) -> Result<(), DeviceError> {
         super::check_range(&self.name(), call, memory, offset, len)
+    }
+
+    /// The compiled form of a translation unit.
+    fn library(&self, source: &str) -> Result<Arc<dyn Module>, DeviceError> {
+        static LIBRARIES: SharedMap<HostModule> = SharedMap::new();
+        let compiler = compiler()?;
+        let key = cache::key(&[source, &compiler.version, &FLAGS.join(" ")]);
+        let module = LIBRARIES.get_or_make(&key, || load_or_build(compiler, source, &key, &self.cache))?;
+        Ok(module)
     }
 
     fn kernel(&self, module: &dyn Module, name: &str, args: usize) -> Result<Block, DeviceError> {
@@ -114,13 +129,22 @@ impl Device for HostDevice {
         self.memory_bytes
     }
 
+    fn free_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_sub(self.used.load(Ordering::Relaxed) as u64)
+    }
+
+    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        let HostDevice { index, workers, memory_bytes, .. } = *self;
+        let (used, cache) = (self.used.clone(), self.cache.clone());
+        Ok(Arc::new(HostDevice { index, workers, memory_bytes, used, cache }))
+    }
+
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
-        static LIBRARIES: SharedMap<HostModule> = SharedMap::new();
-        let compiler = compiler()?;
-        let source = dkb_kernels::host_translation_unit(plan).map_err(super::bad_source)?;
-        let key = cache::key(&[&source, &compiler.version, &FLAGS.join(" ")]);
-        let module = LIBRARIES.get_or_make(&key, || load_or_build(compiler, &source, &key, &self.cache))?;
-        Ok(module)
+        self.library(&dkb_kernels::host_translation_unit(plan).map_err(super::bad_source)?)
+    }
+
+    fn compile_builtin(&self, builtin: &Builtin) -> Result<Arc<dyn Module>, DeviceError> {
+        self.library(&dkb_kernels::host_builtin_unit(builtin))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
@@ -143,6 +167,29 @@ impl Device for HostDevice {
         // SAFETY: the range lies within memory that a host device allocated; no slice of ours aliases it.
         unsafe { ptr::copy(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
+    }
+
+    fn upload_with(
+        &self,
+        memory: &dyn Memory,
+        offset: usize,
+        bytes: usize,
+        write: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), DeviceError> {
+        self.check_range("upload", memory, offset, bytes)?;
+        let to = (memory.address() as usize + offset) as *mut u8;
+        // SAFETY: the range lies within memory that a host device allocated, and nothing else of ours refers to
+        // it during the call. Any bytes are valid.
+        write(0, unsafe { slice::from_raw_parts_mut(to, bytes) });
+        Ok(())
+    }
+
+    unsafe fn register(&self, _: *const u8, _: usize) -> Result<Option<Registration>, DeviceError> {
+        Ok(Some(Box::new(())))
+    }
+
+    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
+        pieces.iter().try_for_each(|(offset, bytes)| self.upload(memory, *offset, bytes))
     }
 
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -210,8 +257,21 @@ impl Device for HostDevice {
         Ok(())
     }
 
+    fn mark(&self) -> Result<Box<dyn Mark>, DeviceError> {
+        Ok(Box::new(Moment(now_ms())))
+    }
+
     fn synchronize(&self) -> Result<(), DeviceError> {
         Ok(())
+    }
+}
+
+/// All work is finished when it is issued.
+struct Moment(f64);
+
+impl Mark for Moment {
+    fn ms(&self) -> Result<f64, DeviceError> {
+        Ok(self.0)
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod cache;
 pub mod cuda;
 pub mod host;
+pub(crate) mod links;
 pub mod nvrtc;
 #[cfg(test)]
 mod testing;
@@ -74,6 +75,15 @@ pub trait Recording: Send + Sync {
     fn launch(&self) -> Result<(), DeviceError>;
 }
 
+/// A moment in the work of a device.
+pub trait Mark: Send {
+    /// When it was reached, by [`crate::trace::now_ms`]; work up to it has been waited for.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn ms(&self) -> Result<f64, DeviceError>;
+}
+
 /// One of several copies from a device.
 pub struct Download<'a> {
     /// Where from.
@@ -83,6 +93,9 @@ pub struct Download<'a> {
     /// Where to.
     pub bytes: &'a mut [u8],
 }
+
+/// Host memory made known to a device's copy engines; undone when dropped.
+pub type Registration = Box<dyn Send + Sync>;
 
 /// A device. Calls take `&self` and may come from any one thread at a time.
 pub trait Device: Send + Sync {
@@ -94,24 +107,73 @@ pub trait Device: Send + Sync {
     fn model(&self) -> String;
     /// Driver and compiler versions, for reports.
     fn versions(&self) -> String;
-    /// Total memory in bytes.
+    /// Bytes that may be allocated in all.
     fn memory_bytes(&self) -> u64;
+    /// Bytes that are not allocated.
+    fn free_bytes(&self) -> u64;
+    /// The same device once more, with an order of work of its own: work given to a fork runs beside this one's.
+    /// Memory, budget and compiled code are shared. What one has written the other may use once it was waited
+    /// for, and memory goes back to the one that allocated it only when neither uses it any more.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError>;
     /// Compiles a plan's source (see [`dkb_kernels::cuda_translation_unit`]), or takes it from the disk
     /// cache.
     ///
     /// # Errors
     /// [`DeviceError::Compile`], or no compiler.
     fn compile(&self, plan: &dkb_kernels::Plan) -> Result<Arc<dyn Module>, DeviceError>;
+    /// Compiles device source of the runtime's own, or takes it from the same cache.
+    ///
+    /// # Errors
+    /// As [`Device::compile`].
+    fn compile_builtin(&self, builtin: &dkb_kernels::Builtin) -> Result<Arc<dyn Module>, DeviceError>;
     /// Uninitialised memory.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError>;
+    /// Memory that this device fills, and that `user`, from whose work this one's is apart (see
+    /// [`Device::fork`]), uses afterwards and gives back.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    fn alloc_for(&self, user: &dyn Device, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        let _ = user;
+        self.alloc(bytes)
+    }
     /// Copies host bytes to `memory` at `offset`. The source may be reused on return.
     ///
     /// # Errors
     /// A failed device call, now or from earlier work.
     fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Copies `bytes` host bytes to `memory` at `offset`, in pieces: `write` is called with where a piece begins,
+    /// counted from `offset`, and the slice to write it to.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn upload_with(
+        &self,
+        memory: &dyn Memory,
+        offset: usize,
+        bytes: usize,
+        write: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), DeviceError>;
+    /// Lets all devices of this kind read host memory in place; None if the system does not allow that.
+    ///
+    /// # Errors
+    /// A failure of earlier work.
+    ///
+    /// # Safety
+    /// The range stays readable until the registration is dropped, and is then not being copied.
+    unsafe fn register(&self, address: *const u8, bytes: usize) -> Result<Option<Registration>, DeviceError>;
+    /// Copies pieces of registered memory to `memory`, each to its offset. They are read when the copies'
+    /// turn comes, so they stay as they are until then.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError>;
     /// Copies from `memory` at `offset` into `bytes`, waiting for all earlier work.
     ///
     /// # Errors
@@ -150,6 +212,11 @@ pub trait Device: Send + Sync {
         let _ = issue;
         Ok(None)
     }
+    /// Marks the end of all work issued so far.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn mark(&self) -> Result<Box<dyn Mark>, DeviceError>;
     /// Waits for all work issued so far.
     ///
     /// # Errors
@@ -184,6 +251,8 @@ pub struct DeviceSpec {
     pub gpus: Option<usize>,
     /// `--devices`: one logical device per entry, on the GPU with that ordinal; entries may repeat.
     pub devices: Option<Vec<usize>>,
+    /// `--device-memory`: the bytes that each logical device may take; 90 percent of what there is by default.
+    pub memory_bytes: Option<u64>,
 }
 
 impl DeviceSpec {
@@ -216,11 +285,11 @@ pub fn open_devices(kind: DeviceKind, spec: &DeviceSpec) -> Result<Vec<Arc<dyn D
         DeviceKind::Auto => cuda::availability().inspect_err(|e| tracing::info!("no GPU is used: {e}")).ok(),
     };
     let Some(gpus) = gpus else {
-        let devices = host::HostDevice::open(count).into_iter();
+        let devices = host::HostDevice::open(count, spec.memory_bytes).into_iter();
         return Ok(devices.map(|d| Arc::new(d) as Arc<dyn Device>).collect());
     };
     let ordinals = ordinals(spec, count, &gpus.models)?;
-    let devices = cuda::open(&ordinals)?.into_iter();
+    let devices = cuda::open(&ordinals, spec.memory_bytes)?.into_iter();
     Ok(devices.map(|d| Arc::new(d) as Arc<dyn Device>).collect())
 }
 
@@ -288,8 +357,11 @@ mod tests {
     #[test]
     fn specs_are_resolved_or_refused_by_name() {
         let models = vec!["NVIDIA H200".to_owned(); 2];
-        let spec =
-            |gpus, devices: Option<&[usize]>| DeviceSpec { gpus, devices: devices.map(<[usize]>::to_vec) };
+        let spec = |gpus, devices: Option<&[usize]>| DeviceSpec {
+            gpus,
+            devices: devices.map(<[usize]>::to_vec),
+            memory_bytes: None,
+        };
         let resolve = |spec: DeviceSpec| {
             spec.count().and_then(|count| ordinals(&spec, count, &models)).map_err(|e| e.to_string())
         };
@@ -305,7 +377,7 @@ mod tests {
 
     #[test]
     fn host_devices_are_numbered() {
-        let spec = DeviceSpec { gpus: Some(4), devices: None };
+        let spec = DeviceSpec { gpus: Some(4), ..DeviceSpec::default() };
         let devices = open_devices(DeviceKind::Host, &spec).unwrap();
         let names: Vec<String> = devices.iter().map(|d| d.name()).collect();
         assert_eq!(names, ["host:0", "host:1", "host:2", "host:3"]);

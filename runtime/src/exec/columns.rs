@@ -1,21 +1,30 @@
-//! Columns on devices: resident ones, shared by all queries of a session, and streamed ones.
+//! Columns on devices: resident ones, shared by all queries of a session, and pieces of streamed ones.
 //!
-//! A table is cut into partitions once per session. Each device owns a run of neighbouring partitions, so
-//! that a resident column of fixed width is one contiguous allocation a device. Text is kept per partition,
-//! for its offsets are 32 bits wide.
+//! A table is cut into partitions once per session. Where columns are resident, each device owns a run of
+//! neighbouring partitions, so that a column of fixed width is one contiguous allocation a device. Text is kept
+//! per partition, for its offsets are 32 bits wide. Where they are streamed, [`Feed`](super::feed::Feed) hands
+//! partitions to whichever device has room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use dkb_kernels::{ColumnRepr, Physical};
 
 use super::Error;
+use super::exchange::Exchange;
+use super::feed::Pieces;
 use super::program::ColumnUse;
 use crate::device::{Device, DeviceError, Memory};
+use crate::load::{Loader, Shared, Text, Want};
+use crate::session::Mode;
 use crate::table::{DataSet, Dictionary, HostColumn, Table, TableError};
+
+/// Loads in flight on each device.
+const LOADS_IN_FLIGHT: usize = 8;
+/// One part in this many of a device's memory is left for partitions on their way, whatever state needs.
+const STREAM_SHARE: u64 = 4;
 
 /// Defined bytes behind text: kernels read it in words of eight bytes.
 const TEXT_PADDING: [u8; 8] = [0; 8];
@@ -32,56 +41,105 @@ pub(crate) struct Pointers {
     pub(crate) bytes: u64,
 }
 
-/// The text of one partition.
-struct Text {
-    rows: Range<u64>,
-    offsets: Box<dyn Memory>,
-    bytes: Box<dyn Memory>,
-}
-
 /// A run of rows of one column on one device.
 pub(crate) struct DeviceColumn {
     rows: Range<u64>,
     width: usize,
     values: Option<Box<dyn Memory>>,
     valid: Option<Box<dyn Memory>>,
-    text: Vec<Text>,
+    text: Vec<(Range<u64>, Text)>,
 }
 
 impl DeviceColumn {
-    /// Memory for `rows` of a column; text is allocated as it arrives.
-    fn new(device: &dyn Device, repr: ColumnRepr, rows: Range<u64>) -> Result<DeviceColumn, DeviceError> {
+    /// Memory for `rows` of a column, which `alloc` gives by the byte; text is allocated as it arrives.
+    pub(super) fn new(
+        alloc: impl Fn(usize) -> Result<Box<dyn Memory>, DeviceError>,
+        repr: ColumnRepr,
+        rows: Range<u64>,
+    ) -> Result<DeviceColumn, DeviceError> {
         let count = (rows.end - rows.start) as usize;
         let width = match repr.physical {
             Physical::Fixed(elem) | Physical::Dict(elem) => elem.bytes(),
             Physical::Utf8 => 0,
         };
-        let values = (width > 0).then(|| device.alloc((count * width).max(1))).transpose()?;
-        let valid = repr.nullable.then(|| device.alloc(count.max(1))).transpose()?;
+        let values = (width > 0).then(|| alloc((count * width).max(1))).transpose()?;
+        let valid = repr.nullable.then(|| alloc(count.max(1))).transpose()?;
         Ok(DeviceColumn { rows, width, values, valid, text: Vec::new() })
     }
 
-    /// Uploads the partition `rows`, which lies within the column's rows.
-    fn put(&mut self, device: &dyn Device, rows: &Range<u64>, host: &HostColumn) -> Result<(), DeviceError> {
-        let at = (rows.start - self.rows.start) as usize;
-        if let Some(values) = &self.values {
-            device.upload(values.as_ref(), at * self.width, &host.values)?;
-        } else {
-            let offsets: Vec<u8> = host.offsets.iter().flatten().flat_map(|o| o.to_le_bytes()).collect();
-            let text = Text {
-                rows: rows.clone(),
-                offsets: device.alloc(offsets.len().max(4))?,
-                bytes: device.alloc(host.values.len() + TEXT_PADDING.len())?,
+    /// What the loader is to bring for rows from `first_row`.
+    pub(super) fn want<'a>(
+        &'a self,
+        column: &'a ColumnUse,
+        dictionary: Option<&'a DeviceDict>,
+        first_row: u64,
+    ) -> Want<'a> {
+        let at = (first_row - self.rows.start) as usize;
+        Want {
+            column: &column.column,
+            repr: column.repr,
+            values: self.values.as_deref().map(|memory| (memory, at * self.width)),
+            valid: self.valid.as_deref().map(|memory| (memory, at)),
+            dictionary: dictionary.map(|d| (d.pointers(), d.entries())),
+        }
+    }
+
+    /// Bytes of its memory.
+    pub(super) fn bytes(&self) -> u64 {
+        let text = self.text.iter().flat_map(|(_, text)| [&text.offsets, &text.bytes]);
+        self.values.iter().chain(&self.valid).chain(text).map(|memory| memory.bytes() as u64).sum()
+    }
+
+    /// Takes the text of some of its rows.
+    pub(super) fn take(&mut self, rows: Range<u64>, text: Option<Text>) {
+        self.text.extend(text.map(|text| (rows, text)));
+    }
+
+    /// Loads rows of a table and brings them back to the host.
+    ///
+    /// # Errors
+    /// Those of loading.
+    pub(crate) fn round_trip(
+        loader: &Loader,
+        table: &Table,
+        columns: &[(&str, ColumnRepr)],
+        rows: Range<u64>,
+    ) -> Result<Vec<HostColumn>, Error> {
+        let device = loader.device();
+        let mut loaded = Vec::new();
+        for (name, repr) in columns {
+            let used = ColumnUse { table: table.info.name.clone(), column: (*name).to_owned(), repr: *repr };
+            let dictionary = match repr.physical {
+                Physical::Dict(_) => Some(DeviceDict::new(device, table.dictionary(name)?.as_ref())?),
+                _ => None,
             };
-            device.upload(text.offsets.as_ref(), 0, &offsets)?;
-            device.upload(text.bytes.as_ref(), 0, &host.values)?;
-            device.upload(text.bytes.as_ref(), host.values.len(), &TEXT_PADDING)?;
-            self.text.push(text);
+            let memory = DeviceColumn::new(|bytes| loader.alloc(bytes), *repr, rows.clone())?;
+            loaded.push((memory, used, dictionary));
         }
-        if let (Some(valid), Some(bytes)) = (&self.valid, &host.valid) {
-            device.upload(valid.as_ref(), at, bytes)?;
+        let wants: Vec<Want> =
+            loaded.iter().map(|(memory, used, dict)| memory.want(used, dict.as_ref(), rows.start)).collect();
+        let texts = loader.load(table, &wants, rows.clone())?;
+        for ((column, ..), text) in loaded.iter_mut().zip(texts) {
+            column.take(rows.clone(), text);
         }
-        Ok(())
+        let count = (rows.end - rows.start) as usize;
+        loaded.iter().map(|(column, ..)| column.download(device, count)).collect()
+    }
+
+    fn download(&self, device: &dyn Device, rows: usize) -> Result<HostColumn, Error> {
+        let get = |memory: &dyn Memory, bytes: usize| {
+            let mut to = vec![0; bytes];
+            device.download(memory, 0, &mut to).map(|()| to)
+        };
+        let valid = self.valid.as_deref().map(|memory| get(memory, rows)).transpose()?;
+        let Some((_, text)) = self.text.first() else {
+            let values = self.values.as_deref().map(|memory| get(memory, rows * self.width)).transpose()?;
+            return Ok(HostColumn { values: values.unwrap_or_default(), offsets: None, valid });
+        };
+        let offsets = get(text.offsets.as_ref(), (rows + 1) * 4)?;
+        let offsets: Vec<u32> = offsets.as_chunks().0.iter().map(|o| u32::from_le_bytes(*o)).collect();
+        let values = get(text.bytes.as_ref(), offsets.last().map_or(0, |o| *o as usize))?;
+        Ok(HostColumn { values, offsets: Some(offsets), valid })
     }
 
     /// Where rows from `first_row` lie: any row for columns of fixed width, the first of a partition for
@@ -95,7 +153,7 @@ impl DeviceColumn {
         if let Some(valid) = &self.valid {
             found.valid = valid.address() + at;
         }
-        if let Some(text) = self.text.iter().find(|t| t.rows.start == first_row) {
+        if let Some((_, text)) = self.text.iter().find(|(rows, _)| rows.start == first_row) {
             (found.offsets, found.bytes) = (text.offsets.address(), text.bytes.address());
         }
         found
@@ -106,6 +164,7 @@ impl DeviceColumn {
 pub(crate) struct DeviceDict {
     offsets: Box<dyn Memory>,
     bytes: Box<dyn Memory>,
+    entries: u32,
 }
 
 impl DeviceDict {
@@ -116,7 +175,14 @@ impl DeviceDict {
         device.upload(o.as_ref(), 0, &offsets)?;
         device.upload(b.as_ref(), 0, &dictionary.bytes)?;
         device.upload(b.as_ref(), dictionary.bytes.len(), &TEXT_PADDING)?;
-        Ok(DeviceDict { offsets: o, bytes: b })
+        // For loads, which have an order of work of their own.
+        device.synchronize()?;
+        Ok(DeviceDict { offsets: o, bytes: b, entries: dictionary.len() as u32 })
+    }
+
+    /// Number of entries.
+    pub(crate) fn entries(&self) -> u32 {
+        self.entries
     }
 
     /// Where the dictionary lies.
@@ -168,6 +234,10 @@ fn aligned(partitions: Vec<Range<u64>>) -> Vec<Range<u64>> {
     partitions.into_iter().map(|p| down(p.start)..down(p.end)).collect()
 }
 
+pub(super) fn died() -> Error {
+    Error::Execution("a loading thread died".to_owned())
+}
+
 fn dropped(table: &str) -> Error {
     Error::Execution(format!("a column of `{table}` was dropped while the query was being loaded"))
 }
@@ -187,14 +257,19 @@ struct Cache {
 
 /// All tables of a session, and what of them lies on its devices.
 pub(crate) struct Store {
-    pub(crate) data: DataSet,
     pub(crate) devices: Vec<Arc<dyn Device>>,
-    /// Whether columns are loaded per partition while a query runs.
-    pub(crate) streams: bool,
+    pub(crate) mode: Mode,
+    /// Streamed partitions that are kept.
+    pub(crate) pieces: Pieces,
     /// Whether a launch may cover neighbouring partitions.
     joins_partitions: bool,
     cuts: HashMap<String, Cut>,
     cache: Mutex<Cache>,
+    /// By device.
+    loaders: Vec<Vec<Loader>>,
+    /// None for a single device.
+    pub(super) exchange: Option<Exchange>,
+    pub(crate) data: DataSet,
 }
 
 impl Store {
@@ -202,24 +277,50 @@ impl Store {
     /// Launches cover neighbouring resident partitions at once unless `keep_partitions`.
     ///
     /// # Errors
-    /// Footers that contradict themselves.
+    /// Footers that contradict themselves, or devices that fail.
     pub(crate) fn new(
         data: DataSet,
         devices: Vec<Arc<dyn Device>>,
         chunk_bytes: u64,
-        streams: bool,
+        mode: Mode,
         keep_partitions: bool,
-    ) -> Result<Store, TableError> {
+        shared: Arc<Shared>,
+    ) -> Result<Store, Error> {
         let cut = |t: &Arc<Table>| Ok((t.info.name.clone(), Cut::new(t, chunk_bytes, devices.len())?));
         let cuts = data.tables.iter().map(cut).collect::<Result<_, TableError>>()?;
+        let loaders = |(number, device): (usize, &Arc<dyn Device>)| {
+            (0..LOADS_IN_FLIGHT).map(|_| Loader::new(device, number, shared.clone())).collect()
+        };
+        let loaders = devices.iter().enumerate().map(loaders).collect::<Result<_, Error>>()?;
         Ok(Store {
-            data,
-            devices,
-            streams,
+            pieces: Pieces::new(devices.len()),
+            mode,
             joins_partitions: !keep_partitions,
             cuts,
             cache: Mutex::default(),
+            loaders,
+            exchange: Exchange::new(&devices)?,
+            devices,
+            data,
         })
+    }
+
+    /// Whether columns are loaded per partition while a query runs.
+    pub(crate) fn streams(&self) -> bool {
+        self.mode != Mode::Resident
+    }
+
+    /// What brings columns to a device; each loads one piece at a time.
+    pub(super) fn loaders(&self, device: usize) -> &[Loader] {
+        &self.loaders[device]
+    }
+
+    /// All partitions of a table.
+    ///
+    /// # Errors
+    /// No such table.
+    pub(super) fn partitions(&self, table: &str) -> Result<&[Range<u64>], Error> {
+        Ok(&self.cut(table)?.partitions)
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -249,7 +350,7 @@ impl Store {
         let cut = self.cut(table)?;
         let own = cut.of(device, all);
         let text = columns.iter().any(|c| c.repr.physical == Physical::Utf8);
-        if self.joins_partitions && !text && (!self.streams || columns.is_empty()) {
+        if self.joins_partitions && !text && (!self.streams() || columns.is_empty()) {
             let rows = cut.rows(&own);
             return Ok(if rows.is_empty() { Vec::new() } else { vec![rows] });
         }
@@ -267,32 +368,34 @@ impl Store {
         all: bool,
     ) -> Result<Vec<Vec<Arc<DeviceColumn>>>, Error> {
         let all = all && self.devices.len() > 1;
-        let mut found = vec![HashMap::new(); self.devices.len()];
-        for (at, first) in wanted.iter().enumerate() {
-            if wanted[..at].iter().any(|c| c.table == first.table) {
-                continue;
-            }
-            let columns: Vec<&ColumnUse> = wanted.iter().filter(|c| c.table == first.table).collect();
-            match self.load(&first.table, &columns, all) {
-                Err(Error::Device(DeviceError::OutOfMemory { .. })) if self.evict() => {
-                    self.load(&first.table, &columns, all)?;
+        let load = |device: usize| {
+            let mut found = HashMap::new();
+            for (at, first) in wanted.iter().enumerate() {
+                if wanted[..at].iter().any(|c| c.table == first.table) {
+                    continue;
                 }
-                other => other?,
-            }
-            // Taken table by table, so that making room for the next does not drop this one's.
-            let cache = self.cache();
-            for (device, found) in found.iter_mut().enumerate() {
-                for column in &columns {
-                    let key = Key { column: (*column).clone(), device, all };
+                let columns: Vec<&ColumnUse> = wanted.iter().filter(|c| c.table == first.table).collect();
+                match self.load(device, &first.table, &columns, all) {
+                    Err(Error::Device(DeviceError::OutOfMemory { .. })) if self.evict() => {
+                        self.load(device, &first.table, &columns, all)?;
+                    }
+                    other => other?,
+                }
+                // Taken table by table, so that making room for the next does not drop this one's.
+                let cache = self.cache();
+                for column in columns {
+                    let key = Key { column: column.clone(), device, all };
                     let column = cache.columns.get(&key).cloned();
                     found.insert(key.column, column.ok_or_else(|| dropped(&first.table))?);
                 }
             }
-        }
-        let in_order = |found: HashMap<ColumnUse, Arc<DeviceColumn>>| {
             wanted.iter().map(|c| found.get(c).cloned().ok_or_else(|| dropped(&c.table))).collect()
         };
-        found.into_iter().map(in_order).collect()
+        thread::scope(|scope| {
+            let load = &load;
+            let threads: Vec<_> = (0..self.devices.len()).map(|d| scope.spawn(move || load(d))).collect();
+            threads.into_iter().map(|t| t.join().map_err(|_| died())?).collect()
+        })
     }
 
     /// Drops what no prepared query holds; whether there was anything.
@@ -301,14 +404,25 @@ impl Store {
         let before = cache.columns.len() + cache.dicts.len();
         cache.columns.retain(|_, c| Arc::strong_count(c) > 1);
         cache.dicts.retain(|_, d| Arc::strong_count(d) > 1);
-        cache.columns.len() + cache.dicts.len() < before
+        let dropped = cache.columns.len() + cache.dicts.len() < before;
+        self.pieces.evict_all() || dropped
     }
 
-    /// About how many bytes these columns take on the fullest device; a chunk of them if they are streamed.
+    /// Drops what streaming has kept, on devices and host.
+    pub(crate) fn forget(&self) {
+        self.pieces.evict_all();
+        self.data.tables.iter().for_each(|table| table.drop_text());
+    }
+
+    /// About how many bytes these columns take on the fullest device, or the share of its memory that is left
+    /// for streaming them.
     ///
     /// # Errors
     /// No such table or column.
     pub(crate) fn estimate_bytes(&self, columns: &[ColumnUse], all: bool) -> Result<u64, Error> {
+        if self.streams() {
+            return Ok(self.devices.iter().map(|d| d.memory_bytes()).min().unwrap_or(0) / STREAM_SHARE);
+        }
         let mut bytes = 0.0;
         for column in columns {
             let table = self.table(&column.table)?;
@@ -318,110 +432,72 @@ impl Store {
                 Physical::Utf8 => 4.0 + table.bytes_per_row(&[&column.column])?,
             };
             let length = |rows: &Range<u64>| rows.end - rows.start;
-            let rows = match self.streams {
-                true => cut.partitions.iter().map(length).max(),
-                false => (0..self.devices.len()).map(|d| length(&cut.rows(&cut.of(d, all)))).max(),
-            };
+            let rows = (0..self.devices.len()).map(|d| length(&cut.rows(&cut.of(d, all)))).max();
             bytes += rows.unwrap_or(0) as f64 * (row_bytes + f64::from(u8::from(column.repr.nullable)));
         }
         Ok(bytes as u64)
     }
 
-    /// Loads what is missing of one table's columns: reading one partition while another is uploaded.
-    fn load(&self, table: &str, columns: &[&ColumnUse], all: bool) -> Result<(), Error> {
-        let cut = self.cut(table)?;
-        let mut missing: Vec<(Key, DeviceColumn)> = Vec::new();
-        for device in 0..self.devices.len() {
-            for column in columns {
-                let key = Key { column: (*column).clone(), device, all };
-                if !self.cache().columns.contains_key(&key) {
-                    let rows = cut.rows(&cut.of(device, all));
-                    let memory = DeviceColumn::new(self.devices[device].as_ref(), column.repr, rows)?;
-                    missing.push((key, memory));
-                }
+    /// Loads what is missing of one table's columns on one device, several partitions at a time.
+    fn load(&self, device: usize, table: &str, columns: &[&ColumnUse], all: bool) -> Result<(), Error> {
+        let (table, cut) = (self.table(table)?, self.cut(table)?);
+        let own = cut.of(device, all);
+        let mut missing: Vec<(Key, DeviceColumn, Option<Arc<DeviceDict>>)> = Vec::new();
+        for column in columns {
+            let key = Key { column: (*column).clone(), device, all };
+            if !self.cache().columns.contains_key(&key) {
+                let rows = cut.rows(&own);
+                let memory = DeviceColumn::new(|bytes| self.devices[device].alloc(bytes), column.repr, rows)?;
+                missing.push((key, memory, self.dictionary_of(device, column)?));
             }
         }
-        let needs = |p: usize, key: &Key| cut.of(key.device, all).contains(&p);
-        let items: Vec<(Range<u64>, Vec<ColumnUse>)> = (0..cut.partitions.len())
-            .map(|p| {
-                let mut needed: Vec<ColumnUse> = Vec::new();
-                for (key, _) in missing.iter().filter(|(key, _)| needs(p, key)) {
-                    if !needed.contains(&key.column) {
-                        needed.push(key.column.clone());
-                    }
-                }
-                (cut.partitions[p].clone(), needed)
-            })
-            .collect();
-        let mut p = 0;
-        self.read_ahead(table, &items, |(rows, needed), host| {
-            for (key, memory) in missing.iter_mut().filter(|(key, _)| needs(p, key)) {
-                if let Some(at) = needed.iter().position(|c| *c == key.column) {
-                    memory.put(self.devices[key.device].as_ref(), rows, &host[at])?;
-                }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // Several loaders fill the memory, and none of them waits for what still uses it.
+        self.devices[device].synchronize()?;
+        let queue = Mutex::new(cut.partitions[own].iter().cloned().collect::<VecDeque<_>>());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let texts = Mutex::new(Vec::new());
+        let work = |loader: &Loader| {
+            while let Some(rows) = next() {
+                let wants = missing.iter().map(|(key, memory, dictionary)| {
+                    memory.want(&key.column, dictionary.as_deref(), rows.start)
+                });
+                let wants: Vec<Want> = wants.collect();
+                let text = loader.load(table, &wants, rows.clone())?;
+                texts.lock().unwrap_or_else(PoisonError::into_inner).push((rows, text));
             }
-            p += 1;
-            Ok(())
+            Ok::<_, Error>(())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                self.loaders[device].iter().map(|loader| scope.spawn(|| work(loader))).collect();
+            threads.into_iter().try_for_each(|t| t.join().map_err(|_| died())?)
         })?;
-        let loaded = missing.into_iter().map(|(key, column)| (key, Arc::new(column)));
+        for (rows, text) in texts.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            for ((_, column, _), text) in missing.iter_mut().zip(text) {
+                column.take(rows.clone(), text);
+            }
+        }
+        let loaded = missing.into_iter().map(|(key, column, _)| (key, Arc::new(column)));
         self.cache().columns.extend(loaded);
         Ok(())
     }
 
-    /// Runs `each` over the given rows and columns of a table, in order, while the next are being read.
-    fn read_ahead(
-        &self,
-        table: &str,
-        items: &[(Range<u64>, Vec<ColumnUse>)],
-        mut each: impl FnMut(&(Range<u64>, Vec<ColumnUse>), Vec<HostColumn>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let table = self.table(table)?;
-        let read = |(rows, columns): &(Range<u64>, Vec<ColumnUse>)| -> Result<Vec<HostColumn>, TableError> {
-            if columns.is_empty() {
-                return Ok(Vec::new());
-            }
-            let columns: Vec<(&str, ColumnRepr)> =
-                columns.iter().map(|c| (c.column.as_str(), c.repr)).collect();
-            table.read_many(&columns, rows.clone())
-        };
-        thread::scope(|scope| {
-            let (sender, receiver) = sync_channel(1);
-            scope.spawn(move || items.iter().all(|item| sender.send(read(item)).is_ok()));
-            for item in items {
-                let host =
-                    receiver.recv().map_err(|_| Error::Execution("a reader thread died".to_owned()))??;
-                each(item, host)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Loads each of `ranges` to a device, calls `run` with the columns, and drops them.
+    /// The table-wide dictionary of a column that is read as codes, on a device.
     ///
     /// # Errors
-    /// Those of reading, uploading and `run`.
-    pub(crate) fn stream(
+    /// Those of [`Store::device_dict`].
+    pub(super) fn dictionary_of(
         &self,
         device: usize,
-        table: &str,
-        columns: &[&ColumnUse],
-        ranges: Vec<Range<u64>>,
-        mut run: impl FnMut(&Range<u64>, &[DeviceColumn]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let device = self.devices[device].as_ref();
-        let columns: Vec<ColumnUse> = columns.iter().map(|c| (*c).clone()).collect();
-        let items: Vec<_> = ranges.into_iter().map(|rows| (rows, columns.clone())).collect();
-        self.read_ahead(table, &items, |(rows, columns), host| {
-            let mut loaded = Vec::with_capacity(columns.len());
-            for (column, host) in columns.iter().zip(&host) {
-                let mut memory = DeviceColumn::new(device, column.repr, rows.clone())?;
-                memory.put(device, rows, host)?;
-                loaded.push(memory);
-            }
-            run(rows, &loaded)?;
-            // Kernels must be done with the columns before their memory is given back.
-            Ok(device.synchronize()?)
-        })
+        column: &ColumnUse,
+    ) -> Result<Option<Arc<DeviceDict>>, Error> {
+        match column.repr.physical {
+            Physical::Dict(_) => self.device_dict(device, &column.table, &column.column).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// A table-wide dictionary on the host.

@@ -3,9 +3,11 @@
 //! * `program`: the plan with names resolved to indices;
 //! * `buffers`: sizes, and where buffers lie;
 //! * `columns`: tables' columns on devices, resident or streamed;
+//! * `prune`: row groups that a phase may skip;
 //! * `schedule`: phases, launches, reruns;
 //! * `replay`: runs that issue what an earlier one did;
-//! * `reduce`: what happens between devices when a phase ends;
+//! * `marks`: when devices did what, for traces;
+//! * `reduce`: what happens between devices when a phase ends, and `exchange`, by which it happens;
 //! * `result` and `finish`: from buffers to an Arrow batch.
 //!
 //! Invariant: a wrong size costs a rerun, never an answer; a rerun starts from freshly started buffers on
@@ -13,8 +15,12 @@
 
 pub(crate) mod buffers;
 pub(crate) mod columns;
+mod exchange;
+pub(crate) mod feed;
 pub(crate) mod finish;
+mod marks;
 pub(crate) mod program;
+pub(crate) mod prune;
 mod reduce;
 mod replay;
 pub(crate) mod result;
@@ -60,6 +66,20 @@ pub enum Error {
     /// The run cannot go on for another reason.
     #[error("{0}")]
     Execution(String),
+}
+
+impl Error {
+    /// Says where a failed device call showed. What failed may have been issued before: a kernel's error shows in
+    /// whatever its device is asked next.
+    pub(crate) fn in_or_before(self, place: &str) -> Error {
+        match self {
+            Error::Device(DeviceError::Call { device, call, message }) => {
+                let call = format!("{call} in or before {place}");
+                Error::Device(DeviceError::Call { device, call, message })
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<PlanError> for Error {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::prune::Prune;
 use dkb_kernels::{
     Arg, CheckError, ColumnRepr, Launch, On, Over, ParamsLayout, Physical, Plan, Reduce, check, params_layout,
 };
@@ -54,6 +55,8 @@ pub(crate) struct Step {
     pub(crate) writes: Vec<usize>,
     /// Indices of the columns its launches read.
     pub(crate) columns: Vec<usize>,
+    /// Row groups that matter, where not all do.
+    pub(crate) prune: Option<Prune>,
 }
 
 /// The phases that run once a part, and the buffers that hold one part.
@@ -73,7 +76,7 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
     /// Columns that some launch reads.
     pub(crate) columns: Vec<ColumnUse>,
-    /// Dictionaries, as (table, column), whose entries some launch reads on the device.
+    /// Dictionaries, as (table, column): of all inputs that are codes, and those that some launch reads.
     pub(crate) dicts: Vec<(String, String)>,
     /// By size: the buffer that counts its rows.
     pub(crate) counters: Vec<Option<usize>>,
@@ -108,6 +111,7 @@ impl Program {
                 columns.dedup();
                 Ok(Step {
                     name: phase.name.clone(),
+                    prune: phase.prune.as_ref().map(|p| Prune::new(p, &plan)),
                     over: phase.over.clone(),
                     on: phase.on,
                     calls,
@@ -157,6 +161,14 @@ impl Program {
             })
             .transpose()?;
 
+        // Loading translates to codes by them.
+        for (table, column, repr) in
+            plan.inputs.iter().flat_map(|(t, cs)| cs.iter().map(move |(c, r)| (t, c, r)))
+        {
+            if matches!(repr.physical, Physical::Dict(_)) {
+                lower.dict(table, column);
+            }
+        }
         let (columns, dicts) = (lower.columns, lower.dicts);
         let params = params_layout(&plan);
         Ok(Program {
@@ -188,14 +200,6 @@ impl Program {
     /// Whether a buffer holds one part at a time.
     pub(crate) fn is_sharded(&self, buffer: usize) -> bool {
         self.shard.as_ref().is_some_and(|s| s.buffers[buffer])
-    }
-
-    /// The dictionaries that the plan needs on host or device: those of all dictionary-coded inputs.
-    pub(crate) fn dictionary_inputs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.plan.inputs.iter().flat_map(|(table, columns)| {
-            let coded = columns.iter().filter(|(_, repr)| matches!(repr.physical, Physical::Dict(_)));
-            coded.map(move |(column, _)| (table.as_str(), column.as_str()))
-        })
     }
 }
 

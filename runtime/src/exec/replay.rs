@@ -6,6 +6,7 @@
 use super::Error;
 use super::schedule::{Machine, Tally};
 use crate::device::Recording;
+use crate::trace::Stage;
 
 /// What is known from earlier runs with the same setup.
 #[derive(Default)]
@@ -44,7 +45,8 @@ impl Replay {
             State::Recorded(recording, tallies) => {
                 // The pattern differs from run to run.
                 machine.poison(worker, false)?;
-                recording.launch()?;
+                let launch = || Ok(recording.launch()?);
+                machine.marked(Stage::Kernel, "recorded launches", machine.workers, launch)?;
                 Ok(tallies.clone())
             }
             _ => machine.run(counts),
@@ -53,7 +55,7 @@ impl Replay {
 }
 
 fn record(machine: &Machine, counts: &mut [u64]) -> Result<State, Error> {
-    let unpoisoned = Machine { poison: None, ..*machine };
+    let unpoisoned = Machine { poison: None, marks: None, ..*machine };
     let mut issued = None;
     let recording = machine.workers[0].device.record(&mut || issued = Some(unpoisoned.run(counts)));
     match (recording, issued.transpose()?) {
@@ -253,7 +255,7 @@ extern "C" __global__ void scan(u64 rows, const i16* k, const Params* p, u64 roo
     fn a_recording_serves_other_parameters_until_memory_moves() {
         let dir = data();
         let device = Arc::new(Recorder {
-            host: Arc::new(HostDevice::open(1).remove(0)),
+            host: Arc::new(HostDevice::open(1, None).remove(0)),
             module: Mutex::default(),
             recording: Mutex::default(),
             recorded: AtomicUsize::default(),

@@ -3,6 +3,7 @@
 //! One host thread a device issues its launches between two exchanges; device 0 is the root. Invariant:
 //! nothing that a run learns, sizes included, is kept for the next.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
@@ -12,11 +13,15 @@ use dkb_kernels::{On, Over, ParamWord};
 use super::Error;
 use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities, sanitizing};
 use super::columns::{DeviceColumn, DeviceDict, Pointers, Store};
+use super::feed::{Feed, Visit};
+use super::marks::Marks;
 use super::program::{Call, ColumnUse, Program, Slot, Step};
 use super::reduce;
 use super::replay::Replay;
 use super::result::{self, Answer};
 use crate::device::{Device, DeviceError, Download, Memory, Module};
+use crate::nvtx;
+use crate::trace::{Span, Stage, Timeline, now_ms};
 
 /// A size that is still too small after so many reruns is a defect of the plan.
 const MAX_RERUNS: u64 = 20;
@@ -25,6 +30,7 @@ const MAX_PARTS: u64 = 1024;
 
 /// One device's side of a prepared query.
 pub(crate) struct Worker {
+    pub(crate) number: usize,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) module: Arc<dyn Module>,
     pub(crate) slabs: Slabs,
@@ -36,9 +42,10 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A device with the program's compiled source.
-    pub(crate) fn new(device: Arc<dyn Device>, module: Arc<dyn Module>) -> Worker {
+    /// The device of that number with the program's compiled source.
+    pub(crate) fn new(number: usize, device: Arc<dyn Device>, module: Arc<dyn Module>) -> Worker {
         Worker {
+            number,
             device,
             module,
             slabs: Slabs::default(),
@@ -67,7 +74,7 @@ impl Worker {
 }
 
 /// What a run is told.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct RunOptions {
     /// Fill unspecified buffers with a pattern that changes between runs.
     pub(crate) poison: bool,
@@ -77,6 +84,8 @@ pub(crate) struct RunOptions {
     pub(crate) shards: Option<u64>,
     /// Bytes a device may use for columns and buffers.
     pub(crate) budget_bytes: u64,
+    /// Where spans are recorded.
+    pub(crate) timeline: Arc<Timeline>,
 }
 
 /// The outcome of a run.
@@ -94,6 +103,8 @@ pub(crate) struct Output {
     pub(crate) answer: Answer,
     pub(crate) tally: Tally,
     pub(crate) rows_per_device: Vec<u64>,
+    /// Rows of row groups that no phase needed.
+    pub(crate) rows_pruned: u64,
     pub(crate) reruns: u64,
 }
 
@@ -169,7 +180,7 @@ pub(crate) fn run(
     }
     let Setup { parts, limit_bytes, sizes: first_sizes, layout: first_layout, replay } = setup;
     let (parts, limit_bytes) = (*parts, *limit_bytes);
-    let can_replay = workers.len() == 1 && parts == 1 && !store.streams && !sanitizing();
+    let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !sanitizing();
     let mut learned = vec![0; program.counters.len()];
     let mut grown: Option<(Vec<u64>, Layout)> = None;
     let mut reruns = 0;
@@ -187,17 +198,26 @@ pub(crate) fn run(
             }
         }
         let poison = (options.poison && !sanitizing()).then(next_pattern);
-        let machine = Machine { env: Env { program, facts, sizes, parts }, store, layout, workers, poison };
+        let visits = if store.streams() { visits(program, store, values, parts)? } else { Vec::new() };
+        let rows_pruned = rows_pruned(store, &visits)?;
+        let feed = (!visits.is_empty()).then(|| Feed::new(store, program, visits)).transpose()?;
+        let env = Env { program, facts, sizes, parts };
+        let marks = options.timeline.kernels.then(Marks::default);
+        let machine =
+            Machine { env, store, feed: feed.as_ref(), layout, workers, poison, marks: marks.as_ref() };
         let mut counts = vec![0; sizes.len()];
-        let tallies = match can_replay && grown.is_none() {
-            true => replay.run(&machine, &mut counts)?,
-            false => machine.run(&mut counts)?,
+        let tallies = match &feed {
+            Some(feed) => feed.during(|| machine.run(&mut counts))?,
+            None if can_replay && grown.is_none() => replay.run(&machine, &mut counts)?,
+            None => machine.run(&mut counts)?,
         };
         let everywhere = program.rows_on_every_device(parts);
         let copies = machine.on_all(|device, worker| {
             let has_rows = device == 0 || everywhere;
             machine.copies(worker, |slab| slab.purpose == Use::Status || has_rows && result::is_small(slab))
-        })?;
+        });
+        let copies = copies.map_err(|e| in_step(&program.steps, e))?;
+        marks.iter().try_for_each(|marks| marks.record(&options.timeline))?;
         let status: Vec<Status> = copies.iter().map(|c| machine.status_of(c, Use::Status)).collect();
         status.iter().for_each(|s| raise(&mut counts, &s.counters));
 
@@ -237,21 +257,80 @@ pub(crate) fn run(
             _ => status.counters[size].unwrap_or(sizes[size]) as usize,
         });
         let answer = result::answer(&machine, &rows.collect::<Vec<_>>(), &copies)?;
+        let (end_ms, name) = (now_ms(), "finish".to_owned());
+        let start_ms = end_ms - answer.finish_ms;
+        let finish = Span { device: 0, stage: Stage::Finish, name, start_ms, end_ms, bytes: 0 };
+        options.timeline.record(finish);
         let tally = tallies.iter().fold(Tally::default(), |a, b| a.plus(*b));
         let rows_per_device = tallies.iter().map(|t| t.rows).collect();
-        return Ok(Outcome::Rows(Output { answer, tally, rows_per_device, reruns }));
+        return Ok(Outcome::Rows(Output { answer, tally, rows_per_device, rows_pruned, reruns }));
     }
 }
 
-fn fit(worker: &mut Worker, store: &Store, layout: &Layout) -> Result<(), DeviceError> {
-    match worker.slabs.fit(worker.device.as_ref(), layout) {
-        Err(DeviceError::OutOfMemory { .. }) => {
-            worker.slabs.clear();
-            store.evict();
-            worker.slabs.fit(worker.device.as_ref(), layout)
+/// The steps that stream over tables, in the order in which they run.
+fn visits(program: &Program, store: &Store, values: &[ParamWord], parts: u64) -> Result<Vec<Visit>, Error> {
+    let devices = store.devices.len() as u64;
+    let sharded = program.shard.as_ref().filter(|_| parts > 1).map(|s| (s.first, s.last));
+    let mut visits = Vec::new();
+    let mut visit = |step: usize, pass: u64, whole: Option<Vec<bool>>| {
+        let Step { over: Over::Table(table), columns, prune, .. } = &program.steps[step] else {
+            return Ok(());
+        };
+        if columns.is_empty() {
+            return Ok(());
         }
-        other => other,
+        let kept = prune.as_ref().map(|p| p.keeps(values, store.table(table)?)).transpose()?;
+        visits.push(Visit { step, pass, table: table.clone(), kept, whole });
+        Ok::<_, Error>(())
+    };
+    let mut step = 0;
+    while step < program.steps.len() {
+        match sharded {
+            Some((first, last)) if first == step => {
+                for pass in 0..parts.div_ceil(devices) {
+                    let runs: Vec<bool> = (0..devices).map(|d| pass * devices + d < parts).collect();
+                    (first..=last).try_for_each(|step| visit(step, pass, Some(runs.clone())))?;
+                }
+                step = last + 1;
+            }
+            _ => {
+                visit(step, 0, None)?;
+                step += 1;
+            }
+        }
     }
+    Ok(visits)
+}
+
+/// Rows of the visited tables that lie in row groups without a row that matters, by their statistics.
+fn rows_pruned(store: &Store, visits: &[Visit]) -> Result<u64, Error> {
+    let mut pruned = 0;
+    for visit in visits {
+        if let Some(kept) = &visit.kept {
+            let kept: u64 = kept.iter().map(|rows| rows.end - rows.start).sum();
+            pruned += store.table(&visit.table)?.info.rows - kept;
+        }
+    }
+    Ok(pruned)
+}
+
+fn fit(worker: &mut Worker, store: &Store, layout: &Layout) -> Result<(), DeviceError> {
+    loop {
+        match worker.slabs.fit(worker.device.as_ref(), layout) {
+            Err(DeviceError::OutOfMemory { .. }) => {
+                worker.slabs.clear();
+                if !store.evict() {
+                    return worker.slabs.fit(worker.device.as_ref(), layout);
+                }
+            }
+            other => return other,
+        }
+    }
+}
+
+/// How the devices of a session exchange buffers, in words; None for a single device.
+pub(crate) fn exchange_name(store: &Store) -> Option<String> {
+    store.exchange.as_ref().map(|exchange| exchange.name())
 }
 
 /// A byte that differs from run to run.
@@ -281,10 +360,14 @@ impl Tally {
 pub(crate) struct Machine<'a> {
     pub(crate) env: Env<'a>,
     pub(crate) store: &'a Store,
+    /// Streamed columns; None where they are resident.
+    pub(super) feed: Option<&'a Feed<'a>>,
     pub(crate) layout: &'a Layout,
     pub(crate) workers: &'a [Worker],
     /// What buffers that start unspecified are filled with, if they are.
     pub(crate) poison: Option<u8>,
+    /// Spans of kernels and exchanges, if they are recorded.
+    pub(crate) marks: Option<&'a Marks>,
 }
 
 /// What one launch's arguments refer to.
@@ -351,13 +434,12 @@ impl Machine<'_> {
                         if !started {
                             self.start(worker, false)?;
                         }
-                        let steps = &program.steps[at..breaker];
-                        steps.iter().try_fold(Tally::default(), |tally, step| {
+                        (at..breaker).try_fold(Tally::default(), |tally, step| {
                             Ok(tally.plus(self.step(device, worker, step, 0, false)?))
                         })
                     })?);
                     if self.exchanges(breaker - 1) {
-                        reduce::exchange(self, breaker - 1..breaker, counts)?;
+                        self.reduce(breaker - 1..breaker, counts)?;
                     }
                     breaker
                 }
@@ -366,6 +448,33 @@ impl Machine<'_> {
             at = end;
         }
         Ok(tallies)
+    }
+
+    /// Does `work`, whose span on the devices of `workers` is marked under that name if spans are recorded.
+    ///
+    /// # Errors
+    /// A failed device call, and those of `work`.
+    pub(crate) fn marked<T>(
+        &self,
+        stage: Stage,
+        name: &str,
+        workers: &[Worker],
+        work: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match self.marks {
+            Some(marks) => marks.around(stage, name, workers, work),
+            None => work(),
+        }
+    }
+
+    /// Reduces what some steps have written.
+    fn reduce(&self, steps: Range<usize>, counts: &mut [u64]) -> Result<(), Error> {
+        let done = &self.env.program.steps[steps.clone()];
+        let name = done.last().map_or("", |step| &step.name);
+        let _range = nvtx::range("exchange", name);
+        let reduced =
+            self.marked(Stage::Exchange, name, self.workers, || reduce::reduce(self, steps, counts));
+        reduced.map_err(|e| in_step(done, e))
     }
 
     fn start(&self, worker: &Worker, only_parts: bool) -> Result<(), Error> {
@@ -399,7 +508,7 @@ impl Machine<'_> {
         started: bool,
         counts: &mut [u64],
     ) -> Result<Vec<Tally>, Error> {
-        let (steps, devices) = (&self.env.program.steps[first..=last], self.workers.len() as u64);
+        let devices = self.workers.len() as u64;
         let mut tallies = vec![Tally::default(); self.workers.len()];
         for pass in 0..self.env.parts.div_ceil(devices) {
             let more = self.on_all(|device, worker| {
@@ -412,18 +521,19 @@ impl Machine<'_> {
                 if part >= self.env.parts {
                     return Ok(Tally::default());
                 }
-                steps.iter().try_fold(Tally::default(), |tally, step| {
+                (first..=last).try_fold(Tally::default(), |tally, step| {
                     Ok(tally.plus(self.step(device, worker, step, part, true)?))
                 })
             })?;
             for (sum, more) in tallies.iter_mut().zip(more) {
                 *sum = sum.plus(more);
             }
-            let status = self.on_all(|_, worker| self.status_in(worker, Use::PartStatus))?;
+            let status = self.on_all(|_, worker| self.status_in(worker, Use::PartStatus));
+            let status = status.map_err(|e| in_step(&self.env.program.steps[first..=last], e))?;
             status.iter().for_each(|s| raise(counts, &s.counters));
         }
         if devices > 1 {
-            reduce::exchange(self, first..last + 1, counts)?;
+            self.reduce(first..last + 1, counts)?;
         }
         Ok(tallies)
     }
@@ -433,10 +543,25 @@ impl Machine<'_> {
         &self,
         device: usize,
         worker: &Worker,
-        step: &Step,
+        at: usize,
         part: u64,
         whole: bool,
     ) -> Result<Tally, Error> {
+        let step = &self.env.program.steps[at];
+        let _range = nvtx::range("phase", &step.name);
+        let tally = self.issue(device, worker, at, part, whole);
+        tally.map_err(|e| in_step(std::slice::from_ref(step), e))
+    }
+
+    fn issue(
+        &self,
+        device: usize,
+        worker: &Worker,
+        at: usize,
+        part: u64,
+        whole: bool,
+    ) -> Result<Tally, Error> {
+        let step = &self.env.program.steps[at];
         if step.on == On::Root && device != 0 && !whole {
             return Ok(Tally::default());
         }
@@ -467,13 +592,13 @@ impl Machine<'_> {
             Over::Table(table) => table,
         };
         let columns: Vec<&ColumnUse> = step.columns.iter().map(|c| &program.columns[*c]).collect();
-        let ranges = self.store.ranges(table, device, whole, &columns)?;
         let mut pointers = vec![Pointers::default(); program.columns.len()];
         let mut tally = Tally::default();
-        if self.store.streams && !columns.is_empty() {
-            self.store.stream(device, table, &columns, ranges, |range, loaded| {
+        if let Some(feed) = self.feed.filter(|_| !columns.is_empty()) {
+            let pass = if whole { part / self.workers.len() as u64 } else { 0 };
+            feed.each(device, (at, pass), worker.device.as_ref(), |range, loaded| {
                 for (at, column) in step.columns.iter().zip(loaded) {
-                    pointers[*at] = column.pointers(range.start);
+                    pointers[*at] = *column;
                 }
                 let frame = frame(range, part, &pointers);
                 tally = tally.plus(self.launches(worker, step, frame)?);
@@ -481,7 +606,7 @@ impl Machine<'_> {
             })?;
             return Ok(tally);
         }
-        for range in ranges {
+        for range in self.store.ranges(table, device, whole, &columns)? {
             for at in &step.columns {
                 pointers[*at] = worker.columns[*at].pointers(range.start);
             }
@@ -499,9 +624,14 @@ impl Machine<'_> {
     }
 
     fn launch(&self, worker: &Worker, step: &Step, call: &Call, frame: Frame) -> Result<(), Error> {
-        let threads = self.env.eval(&call.threads, frame.rows).map_err(|e| in_step(step, e))?;
+        let threads = self.env.eval(&call.threads, frame.rows)?;
         let args: Vec<u64> = call.slots.iter().map(|slot| self.argument(worker, *slot, &frame)).collect();
-        Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, threads, &args)?)
+        let launch = || Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, threads, &args)?);
+        if self.marks.is_none() {
+            return launch();
+        }
+        let name = format!("{}: {}", step.name, call.kernel);
+        self.marked(Stage::Kernel, &name, std::slice::from_ref(worker), launch)
     }
 
     fn argument(&self, worker: &Worker, slot: Slot, frame: &Frame) -> u64 {
@@ -524,8 +654,11 @@ impl Machine<'_> {
         }
     }
 
-    /// Launches a step's merge on the root, with the staged copies of one peer (by buffer: address).
-    pub(crate) fn merge(&self, step: &Step, peers: &[u64]) -> Result<(), Error> {
+    /// Launches a step's merge on a device, with copies of a peer's buffers (by buffer: address).
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn merge(&self, worker: &Worker, step: &Step, peers: &[u64]) -> Result<(), Error> {
         let Some(call) = &step.merge else { return Ok(()) };
         let rows = match &step.over {
             Over::Size(size) => self.env.program.plan.sizes.get_index_of(size).map(|s| self.env.sizes[s]),
@@ -533,7 +666,7 @@ impl Machine<'_> {
             Over::Nothing | Over::Table(_) => None,
         };
         let frame = Frame { rows, first_row: 0, part: 0, columns: &[], peers };
-        self.launch(&self.workers[0], step, call, frame)
+        self.launch(worker, step, call, frame)
     }
 
     /// Flags and counters of one device, those of single parts left out. Waits for its work.
@@ -596,14 +729,16 @@ pub(crate) fn raise(counts: &mut [u64], reported: &[Option<u64>]) {
     }
 }
 
-fn frame<'a>(range: &std::ops::Range<u64>, part: u64, columns: &'a [Pointers]) -> Frame<'a> {
+fn frame<'a>(range: &Range<u64>, part: u64, columns: &'a [Pointers]) -> Frame<'a> {
     Frame { rows: Some(range.end - range.start), first_row: range.start, part, columns, peers: &[] }
 }
 
-fn in_step(step: &Step, error: Error) -> Error {
+/// Says after which steps an error showed.
+fn in_step(steps: &[Step], error: Error) -> Error {
+    let Some(Step { name, .. }) = steps.last() else { return error };
     match error {
-        Error::Execution(message) => Error::Execution(format!("phase `{}`: {message}", step.name)),
-        other => other,
+        Error::Execution(message) => Error::Execution(format!("phase `{name}`: {message}")),
+        other => other.in_or_before(&format!("phase `{name}`")),
     }
 }
 

@@ -59,7 +59,7 @@ fn write(path: &Path, batch: &RecordBatch) {
 fn config(devices: usize) -> SessionConfig {
     SessionConfig {
         kind: DeviceKind::Host,
-        spec: DeviceSpec { gpus: Some(devices), devices: None },
+        spec: DeviceSpec { gpus: Some(devices), ..DeviceSpec::default() },
         poison: true,
         ..SessionConfig::default()
     }
@@ -431,6 +431,11 @@ fn merge_and_shards_group_exactly() {
     });
 }
 
+fn tight(mut config: SessionConfig, memory_bytes: u64) -> SessionConfig {
+    config.spec.memory_bytes = Some(memory_bytes);
+    config
+}
+
 #[test]
 fn shrunk_sizes_cost_reruns_and_parts_are_reported() {
     let dir = data();
@@ -441,7 +446,7 @@ fn shrunk_sizes_cost_reruns_and_parts_are_reported() {
     assert_eq!((roomy.reruns, roomy.parts), (0, 1));
     let forced = run(&dir, SessionConfig { shards: Some(5), ..config(2) }, &plan).unwrap();
     assert_eq!(forced.parts, 5);
-    let tight = SessionConfig { device_memory_bytes: Some(100_000), ..config(1) };
+    let tight = tight(config(1), 100_000);
     assert!(run(&dir, tight, &plan).unwrap().parts > 1);
 }
 
@@ -449,8 +454,7 @@ fn shrunk_sizes_cost_reruns_and_parts_are_reported() {
 fn state_that_outgrows_memory_is_divided() {
     let plan = plan(GROUP, GROUP_SOURCE);
     for devices in [1, 2] {
-        let small =
-            SessionConfig { shrink: Some(4000), device_memory_bytes: Some(70_000), ..config(devices) };
+        let small = tight(SessionConfig { shrink: Some(4000), ..config(devices) }, 70_000);
         let execution = run(&data(), small, &plan).unwrap();
         assert_eq!(execution.batch.num_rows(), 101);
         assert!(execution.parts > 1);

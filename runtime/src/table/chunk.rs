@@ -2,13 +2,11 @@
 //!
 //! A chunk is read with one positioned read, so any number of threads share one file handle.
 
-use std::any::Any;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::ArrayRef;
 use arrow::datatypes::{DataType, Field, Schema};
@@ -23,7 +21,8 @@ use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMeta
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use super::TableError;
+use super::disk::{Mapping, read_exact_at};
+use super::{Place, TableError};
 
 /// Rows decoded at a time: few enough to stay in the core's cache.
 const BATCH_ROWS: usize = 1 << 16;
@@ -33,7 +32,10 @@ const BATCH_ROWS: usize = 1 << 16;
 pub(crate) struct ParquetFile {
     /// Where it lies.
     pub(crate) path: PathBuf,
+    /// Bytes in it when it was opened.
+    pub(crate) bytes: u64,
     file: File,
+    mapping: OnceLock<Option<Mapping>>,
     /// Text is read as strings.
     plain: ArrowReaderMetadata,
     /// Text is read as dictionary arrays.
@@ -43,16 +45,21 @@ pub(crate) struct ParquetFile {
 impl ParquetFile {
     /// Opens a file and reads its footer.
     pub(crate) fn open(path: &Path) -> Result<ParquetFile, TableError> {
-        let file = File::open(path).map_err(|source| TableError::Io { path: path.to_owned(), source })?;
-        guard(path, || {
+        let file = File::open(path).map_err(|source| io(path, source))?;
+        let bytes = file.metadata().map_err(|source| io(path, source))?.len();
+        let footer_error = |what| unreadable(path, ParquetError::General(what));
+        guard(footer_error, || {
             let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-            let plain = ArrowReaderMetadata::load(&file, options).map_err(|e| unreadable(path, e))?;
+            let footer = FooterSource { file: &file, bytes };
+            let plain = ArrowReaderMetadata::load(&footer, options).map_err(|e| unreadable(path, e))?;
             let options = ArrowReaderOptions::new().with_schema(Arc::new(with_dictionaries(plain.schema())));
             let dictionaries = ArrowReaderMetadata::try_new(Arc::clone(plain.metadata()), options);
             let dictionaries = dictionaries.unwrap_or_else(|_| plain.clone());
             Ok(ParquetFile {
                 path: path.to_owned(),
-                file: file.try_clone().map_err(|source| io(path, source))?,
+                bytes,
+                file,
+                mapping: OnceLock::new(),
                 plain,
                 dictionaries,
             })
@@ -94,10 +101,9 @@ impl ParquetFile {
         dictionaries: bool,
         mut sink: impl FnMut(&ArrayRef) -> Result<(), TableError>,
     ) -> Result<(), TableError> {
-        guard(&self.path, || {
-            let chunk = self.row_group(part.row_group).column(part.leaf);
-            let (start, length) = chunk.byte_range();
-            let bytes = self.bytes(start..start.saturating_add(length))?;
+        let damaged = |what: String| self.damaged(part.row_group, part.leaf, what);
+        guard(damaged, || {
+            let bytes = self.read(self.chunk_range(part.row_group, part.leaf)?)?;
             let metadata = if dictionaries { &self.dictionaries } else { &self.plain };
             let mask = ProjectionMask::leaves(self.metadata().file_metadata().schema_descr(), [part.leaf]);
             let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, metadata.clone())
@@ -107,14 +113,11 @@ impl ParquetFile {
             if part.rows.len() as i64 != self.row_group(part.row_group).num_rows() {
                 reader = reader.with_offset(part.rows.start).with_limit(part.rows.len());
             }
-            let reader = reader.build().map_err(|e| unreadable(&self.path, e))?;
+            let reader = reader.build().map_err(|e| damaged(e.to_string()))?;
             let mut left = part.rows.len();
-            let miscounted = |what| {
-                let what = format!("row group {} holds {what} rows than its footer says", part.row_group);
-                unreadable(&self.path, ParquetError::General(what))
-            };
+            let miscounted = |what| damaged(format!("{what} rows than the footer says"));
             for batch in reader {
-                let batch = batch.map_err(|e| unreadable(&self.path, e.into()))?;
+                let batch = batch.map_err(|e| damaged(e.to_string()))?;
                 left = left.checked_sub(batch.num_rows()).ok_or_else(|| miscounted("more"))?;
                 sink(batch.column(0))?;
             }
@@ -128,16 +131,17 @@ impl ParquetFile {
         row_group: usize,
         leaf: usize,
     ) -> Result<Option<DictionaryPage>, TableError> {
-        guard(&self.path, || {
+        let damaged = |what: String| self.damaged(row_group, leaf, what);
+        guard(damaged, || {
             let rows = self.row_group(row_group);
             let chunk = rows.column(leaf);
-            let (start, length) = chunk.byte_range();
+            let range = self.chunk_range(row_group, leaf)?;
             let data = u64::try_from(chunk.data_page_offset()).unwrap_or(0);
-            let end = if data > start { data } else { start.saturating_add(length) };
-            let bytes = Arc::new(self.bytes(start..end)?);
+            let end = if range.contains(&data) && data > range.start { data } else { range.end };
+            let bytes = Arc::new(self.read(range.start..end)?);
             let mut pages = SerializedPageReader::new(bytes, chunk, rows.num_rows().max(0) as usize, None)
-                .map_err(|e| unreadable(&self.path, e))?;
-            match pages.get_next_page().map_err(|e| unreadable(&self.path, e))? {
+                .map_err(|e| damaged(e.to_string()))?;
+            match pages.get_next_page().map_err(|e| damaged(e.to_string()))? {
                 Some(Page::DictionaryPage { buf, num_values, .. }) => {
                     Ok(Some(DictionaryPage { bytes: buf, entries: num_values as usize }))
                 }
@@ -146,15 +150,44 @@ impl ParquetFile {
         })
     }
 
-    fn bytes(&self, range: Range<u64>) -> Result<ChunkBytes, TableError> {
-        let size = self.file.metadata().map_err(|e| io(&self.path, e))?.len();
-        if range.end > size {
-            let what = format!("a column chunk ends at byte {}, the file at {size}", range.end);
-            return Err(unreadable(&self.path, ParquetError::General(what)));
+    /// Where a column chunk lies in the file.
+    ///
+    /// # Errors
+    /// The footer says that it lies outside.
+    pub(crate) fn chunk_range(&self, row_group: usize, leaf: usize) -> Result<Range<u64>, TableError> {
+        let chunk = self.row_group(row_group).column(leaf);
+        let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
+        let end = start.checked_add(chunk.compressed_size());
+        match (u64::try_from(start), end.and_then(|end| u64::try_from(end).ok())) {
+            (Ok(start), Some(end)) if start <= end && end <= self.bytes => Ok(start..end),
+            _ => {
+                let (length, file) = (chunk.compressed_size(), self.bytes);
+                let what = format!("its {length} bytes at {start} lie outside the file of {file} bytes");
+                Err(self.damaged(row_group, leaf, what))
+            }
         }
+    }
+
+    /// The error for a column chunk that is not what it should be.
+    pub(crate) fn damaged(&self, row_group: usize, leaf: usize, what: String) -> TableError {
+        let column = self.row_group(row_group).column(leaf).column_path().string();
+        TableError::Damaged { place: Place { path: self.path.clone(), row_group, column }, what }
+    }
+
+    /// Fills `bytes` from the file at `offset`.
+    pub(crate) fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), TableError> {
+        read_exact_at(&self.file, bytes, offset).map_err(|source| io(&self.path, source))
+    }
+
+    /// The file in memory, mapped once; None if it is empty or the system refuses.
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        self.mapping.get_or_init(|| Mapping::new(&self.file, self.bytes)).as_ref()
+    }
+
+    fn read(&self, range: Range<u64>) -> Result<ChunkBytes, TableError> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.file.read_exact_at(&mut bytes, range.start).map_err(|e| io(&self.path, e))?;
-        Ok(ChunkBytes { start: range.start, bytes: bytes.into(), file_bytes: size })
+        self.read_at(&mut bytes, range.start)?;
+        Ok(ChunkBytes { start: range.start, bytes: bytes.into(), file_bytes: self.bytes })
     }
 }
 
@@ -194,6 +227,35 @@ impl DictionaryPage {
 pub(crate) fn dictionary_page_bytes(chunk: &ColumnChunkMetaData) -> Option<u64> {
     let start = chunk.dictionary_page_offset()?;
     u64::try_from(chunk.data_page_offset().checked_sub(start)?).ok()
+}
+
+/// A whole file, of which only the footer is read.
+struct FooterSource<'a> {
+    file: &'a File,
+    bytes: u64,
+}
+
+impl Length for FooterSource<'_> {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl ChunkReader for FooterSource<'_> {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(self.get_bytes(start, self.bytes.saturating_sub(start) as usize)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
+            return Err(ParquetError::EOF(format!("{length} bytes at {start} lie outside the file")));
+        }
+        let mut bytes = vec![0; length];
+        read_exact_at(self.file, &mut bytes, start)?;
+        Ok(bytes.into())
+    }
 }
 
 /// Part of a file, in memory, under its offsets in the file.
@@ -265,12 +327,13 @@ pub(crate) fn unreadable(path: &Path, source: ParquetError) -> TableError {
 }
 
 /// Turns a panic over a malformed file into an error.
-fn guard<R>(path: &Path, work: impl FnOnce() -> Result<R, TableError>) -> Result<R, TableError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(malformed(path, panic.as_ref())))
-}
-
-fn malformed(path: &Path, panic: &(dyn Any + Send)) -> TableError {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the reader gave up");
-    unreadable(path, ParquetError::General(text.to_owned()))
+fn guard<R>(
+    error: impl FnOnce(String) -> TableError,
+    work: impl FnOnce() -> Result<R, TableError>,
+) -> Result<R, TableError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the reader gave up");
+        Err(error(text.to_owned()))
+    })
 }

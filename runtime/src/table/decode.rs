@@ -32,18 +32,25 @@ pub struct HostColumn {
     pub valid: Option<Vec<u8>>,
 }
 
-/// How one column's arrays become bytes.
-struct Target {
-    column: usize,
+/// What becomes of one column's values.
+pub(crate) struct Target {
+    /// Position of the column.
+    pub(crate) column: usize,
     leaf: usize,
     repr: ColumnRepr,
-    encoding: Encoding,
+    /// How values are represented.
+    pub(crate) encoding: Encoding,
 }
 
-enum Encoding {
+/// How values are represented.
+pub(crate) enum Encoding {
+    /// As integers, after a change of unit.
     Integer { elem: Elem, factor: Factor },
+    /// As doubles.
     Float,
+    /// As codes of the table-wide dictionary.
     Codes { elem: Elem, dictionary: Arc<Dictionary> },
+    /// As text.
     Text,
 }
 
@@ -115,7 +122,7 @@ impl Table {
     }
 
     /// The row groups that hold `rows`, and which of their rows.
-    fn parts(&self, rows: &Range<u64>) -> Vec<(usize, Range<usize>)> {
+    pub(crate) fn parts(&self, rows: &Range<u64>) -> Vec<(usize, Range<usize>)> {
         let first = self.groups.partition_point(|g| g.rows.end <= rows.start);
         let groups = self.groups.iter().enumerate().skip(first).take_while(|(_, g)| g.rows.start < rows.end);
         groups
@@ -127,7 +134,11 @@ impl Table {
             .collect()
     }
 
-    fn target(&self, name: &str, repr: ColumnRepr) -> Result<Target, TableError> {
+    /// How a column becomes a representation.
+    ///
+    /// # Errors
+    /// No such column, or a representation that it cannot have.
+    pub(crate) fn target(&self, name: &str, repr: ColumnRepr) -> Result<Target, TableError> {
         let column = self.index(name)?;
         let Column { kind, leaf, ref ty, .. } = self.columns[column];
         let unfit = || TableError::Representation {

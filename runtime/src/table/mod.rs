@@ -4,12 +4,16 @@
 //! type, and every code lies within its dictionary, so that kernels may index by them.
 
 mod chunk;
+mod codec;
 mod decode;
 mod dictionary;
+mod disk;
 mod open;
+mod pages;
 mod split;
 mod stats;
 mod text;
+mod thrift;
 pub(crate) mod workers;
 
 use std::ops::Range;
@@ -20,14 +24,19 @@ use arrow::array::StringArray;
 use arrow::datatypes::DataType;
 use dkb_kernels::ColumnRepr;
 use dkb_planner::catalog::TableInfo;
+use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 
-use chunk::{ChunkPart, ParquetFile};
-use stats::{Bounds, Kind};
+use chunk::ChunkPart;
 
+pub(crate) use chunk::ParquetFile;
+pub(crate) use codec::decompress;
 pub use decode::HostColumn;
+pub(crate) use decode::{Encoding, Target};
 pub use dictionary::Dictionary;
+pub(crate) use pages::{ChunkPages, Page, PageKind, crc_matches};
 pub use split::split;
+pub(crate) use stats::{Bounds, Factor, Kind};
 
 /// Why tables cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +72,14 @@ pub enum TableError {
         path: PathBuf,
         /// The reader's reason.
         source: ParquetError,
+    },
+    /// A column chunk that is not what its footer or itself says.
+    #[error("{place}: {what}; the file is damaged")]
+    Damaged {
+        /// File, row group and column.
+        place: Place,
+        /// The contradiction.
+        what: String,
     },
     /// The files of one table have different columns.
     #[error("table `{table}`: {} and {} differ: {detail}", .first.display(), .second.display())]
@@ -253,11 +270,26 @@ pub struct Table {
 
 /// A row group with rows.
 #[derive(Debug)]
-struct Group {
-    file: usize,
-    row_group: usize,
+pub(crate) struct Group {
+    /// Position of its file in [`Table::files`].
+    pub(crate) file: usize,
+    /// Position in the file.
+    pub(crate) row_group: usize,
     /// Rows of the table.
-    rows: Range<u64>,
+    pub(crate) rows: Range<u64>,
+}
+
+/// How the values of one column chunk are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Type of the values.
+    pub(crate) physical: parquet::basic::Type,
+    /// Bytes of a `FIXED_LEN_BYTE_ARRAY`; 0 for other types.
+    pub(crate) type_bytes: u32,
+    /// Largest definition level: 1 if the chunk has levels and may hold NULLs, else 0.
+    pub(crate) max_def_level: i16,
+    /// Codec of its pages.
+    pub(crate) codec: Compression,
 }
 
 /// One column of a table.
@@ -275,7 +307,9 @@ struct Column {
     /// The table-wide dictionary, once there is one.
     dictionary: Mutex<Option<Arc<Dictionary>>>,
     /// Decoded text per row group, for [`Table::text`].
-    text: Vec<OnceLock<StringArray>>,
+    text: Vec<Mutex<Option<StringArray>>>,
+    /// Page headers per row group.
+    pages: Vec<OnceLock<ChunkPages>>,
 }
 
 /// One row group of a table, for pruning.
@@ -322,7 +356,11 @@ impl Table {
             .collect())
     }
 
-    fn index(&self, column: &str) -> Result<usize, TableError> {
+    /// The position of a column.
+    ///
+    /// # Errors
+    /// No such column.
+    pub(crate) fn index(&self, column: &str) -> Result<usize, TableError> {
         self.info.schema.index_of(column).map_err(|_| TableError::NoColumn {
             table: self.info.name.clone(),
             column: column.to_owned(),
@@ -354,12 +392,63 @@ impl Table {
         Err(TableError::NoRows { table: self.info.name.clone(), rows: self.info.rows, end })
     }
 
-    fn place(&self, group: usize, column: usize) -> Place {
+    /// The row groups that have rows, in row order.
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The files, in row order.
+    pub(crate) fn files(&self) -> &[ParquetFile] {
+        &self.files
+    }
+
+    /// What a column's values are.
+    pub(crate) fn kind(&self, column: usize) -> Kind {
+        self.columns[column].kind
+    }
+
+    /// What the footer says of a column's values in a row group, in stored units.
+    pub(crate) fn bounds(&self, column: usize, group: usize) -> Bounds {
+        self.columns[column].bounds.get(group).copied().unwrap_or(Bounds::Unknown)
+    }
+
+    /// A column's leaf in its files; None for nested and repeated columns.
+    pub(crate) fn leaf(&self, column: usize) -> Option<usize> {
+        self.columns[column].leaf
+    }
+
+    /// How a column is stored in a row group, which may differ from file to file; None without a leaf.
+    pub(crate) fn stored(&self, column: usize, group: usize) -> Option<Stored> {
+        let chunk = self.file(group).row_group(self.groups[group].row_group).column(self.leaf(column)?);
+        let descriptor = chunk.column_descr();
+        Some(Stored {
+            physical: chunk.column_type(),
+            type_bytes: u32::try_from(descriptor.type_length()).unwrap_or(0),
+            max_def_level: descriptor.max_def_level(),
+            codec: chunk.compression(),
+        })
+    }
+
+    /// Bytes of a column's chunk in a row group as it lies in the file, and decompressed, 0 if it is plain; None
+    /// without a leaf.
+    pub(crate) fn chunk_bytes(&self, column: usize, group: usize) -> Option<(u64, u64)> {
+        let chunk = self.file(group).row_group(self.groups[group].row_group).column(self.leaf(column)?);
+        let bytes = |n: i64| u64::try_from(n).unwrap_or(0);
+        let plain = match chunk.compression() {
+            Compression::UNCOMPRESSED => 0,
+            _ => bytes(chunk.uncompressed_size()),
+        };
+        Some((bytes(chunk.compressed_size()), plain))
+    }
+
+    /// Where in the files a row group's values of a column lie.
+    pub(crate) fn place(&self, group: usize, column: usize) -> Place {
         let Group { file, row_group, .. } = self.groups[group];
         Place { path: self.files[file].path.clone(), row_group, column: self.column_name(column).to_owned() }
     }
 
-    fn file(&self, group: usize) -> &ParquetFile {
+    /// The file of a row group.
+    pub(crate) fn file(&self, group: usize) -> &ParquetFile {
         &self.files[self.groups[group].file]
     }
 

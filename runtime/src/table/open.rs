@@ -113,7 +113,8 @@ fn table(name: &str, files: Vec<ParquetFile>) -> Result<Table, TableError> {
             leaf,
             bytes: chunks().map(|c| u64::try_from(c.uncompressed_size()).unwrap_or(0)).sum(),
             dictionary: Mutex::new(None),
-            text: bounds.iter().map(|_| OnceLock::new()).collect(),
+            text: bounds.iter().map(|_| Mutex::new(None)).collect(),
+            pages: groups.iter().map(|_| OnceLock::new()).collect(),
             bounds,
         });
     }

@@ -10,7 +10,7 @@ use super::{Table, TableError, workers};
 
 impl Table {
     /// The text of rows of a column, in the given order. Row groups are decoded when one of their rows is
-    /// first asked for, and kept.
+    /// first asked for, and kept until [`Self::drop_text`].
     ///
     /// # Errors
     /// No such column or row, no text, or unreadable files.
@@ -24,8 +24,8 @@ impl Table {
         for &row in rows {
             let group = group_of(row);
             let at = (row - self.groups[group].rows.start) as usize;
-            let text = self.columns[index].text[group].get();
-            texts.append_option(text.and_then(|text| text.is_valid(at).then(|| text.value(at))));
+            let text = workers::lock(&self.columns[index].text[group]);
+            texts.append_option(text.as_ref().and_then(|text| text.is_valid(at).then(|| text.value(at))));
         }
         Ok(texts.finish())
     }
@@ -41,7 +41,7 @@ impl Table {
     fn decode_text(&self, column: usize, mut groups: Vec<usize>) -> Result<(), TableError> {
         let leaf = self.text_leaf(column)?;
         let cache = &self.columns[column].text;
-        groups.retain(|group| cache[*group].get().is_none());
+        groups.retain(|group| workers::lock(&cache[*group]).is_none());
         workers::for_each(groups, |group| {
             let file = self.file(group);
             let mut pieces = Vec::new();
@@ -52,9 +52,15 @@ impl Table {
             let pieces: Vec<&dyn Array> = pieces.iter().map(|p| p.as_ref()).collect();
             let text: StringArray =
                 concat(&pieces).map_err(|e| unreadable(&file.path, e.into()))?.as_string().clone();
-            // Another thread may have been faster with the same text.
-            let _ = cache[group].set(text);
+            *workers::lock(&cache[group]) = Some(text);
             Ok(())
         })
+    }
+
+    /// Drops decoded text.
+    pub(crate) fn drop_text(&self) {
+        for text in self.columns.iter().flat_map(|column| &column.text) {
+            *workers::lock(text) = None;
+        }
     }
 }

@@ -7,7 +7,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 /// Bytes of each of the two pinned buffers that uploads go through.
-const STAGING_BYTES: usize = 32 << 20;
+const STAGING_BYTES: usize = 8 << 20;
 /// Bytes of the pinned buffer that small downloads go through.
 const SMALL_BYTES: usize = 1 << 20;
 /// Alignment within that buffer.
@@ -39,9 +39,20 @@ impl Staging {
     }
 
     /// Copies `bytes` into pinned memory and issues their transfer to `to`.
-    pub(super) fn upload(&mut self, mut to: CUdeviceptr, mut bytes: &[u8]) -> Result<(), DriverError> {
+    pub(super) fn upload(&mut self, to: CUdeviceptr, bytes: &[u8]) -> Result<(), DriverError> {
+        self.upload_with(to, bytes.len(), &mut |at, pinned| copy(pinned, &bytes[at..][..pinned.len()]))
+    }
+
+    /// Has `bytes` bytes written into pinned memory, piece by piece, and issues their transfer to `to`.
+    pub(super) fn upload_with(
+        &mut self,
+        to: CUdeviceptr,
+        bytes: usize,
+        write: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> Result<(), DriverError> {
         let stream = self.stream.cu_stream();
-        while !bytes.is_empty() {
+        let mut at = 0;
+        while at < bytes {
             if self.used == STAGING_BYTES {
                 // SAFETY: stream and events are alive. An event that was never recorded counts as reached.
                 unsafe {
@@ -51,17 +62,16 @@ impl Staging {
                 }
                 self.used = 0;
             }
-            let (piece, rest) = bytes.split_at(bytes.len().min(STAGING_BYTES - self.used));
+            let piece = (bytes - at).min(STAGING_BYTES - self.used);
             // SAFETY: `used` and the piece lie within the current buffer, and no transfer reads that part: it
             // was waited for when the buffer's turn came.
             unsafe {
                 let from = self.base.add(self.current * STAGING_BYTES + self.used);
-                copy(std::slice::from_raw_parts_mut(from, piece.len()), piece);
-                sys::cuMemcpyHtoDAsync_v2(to, from.cast(), piece.len(), stream).result()?;
+                write(at, std::slice::from_raw_parts_mut(from, piece));
+                sys::cuMemcpyHtoDAsync_v2(to + at as u64, from.cast(), piece, stream).result()?;
             }
-            self.used = (self.used + piece.len()).next_multiple_of(256);
-            to += piece.len() as u64;
-            bytes = rest;
+            self.used = (self.used + piece).next_multiple_of(256);
+            at += piece;
         }
         Ok(())
     }

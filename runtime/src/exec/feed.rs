@@ -1,0 +1,567 @@
+//! Partitions on their way to the devices that run a phase over them.
+//!
+//! Threads of each device load ahead of its kernels, phase after phase, and stop when enough is ready. A phase's
+//! partitions wait in one queue; each device takes the next one when it has room, first those that it already
+//! holds. Steps that every device runs over whole tables have a queue a device.
+//!
+//! Partitions too large for the memory that is left are cut smaller. A load that finds no memory all the same
+//! drops what is kept, then waits until it is alone, then halves its rows.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use super::Error;
+use super::columns::{DeviceColumn, Pointers, Store};
+use super::program::{ColumnUse, Program};
+use crate::device::{Device, DeviceError};
+use crate::load::{Loader, Want};
+use crate::session::Mode;
+use crate::table::split;
+
+/// Partitions that wait for kernels on each device, beside those being loaded.
+const READY: usize = 2;
+/// Memory that loading a partition takes, at most, as a multiple of its uncompressed bytes.
+const LOAD_FACTOR: u64 = 3;
+/// Rows below which a piece is not cut any more.
+const LEAST_ROWS: u64 = 256;
+/// Pieces a partition is cut into, at most.
+const MAX_CUT: u64 = 1 << 20;
+
+/// Columns of streamed partitions that are kept on devices, the least recently used dropped first.
+pub(crate) struct Pieces {
+    kept: Vec<Mutex<HashMap<PieceKey, Kept>>>,
+    clock: AtomicU64,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct PieceKey {
+    column: ColumnUse,
+    start: u64,
+    end: u64,
+}
+
+impl PieceKey {
+    fn new(column: &ColumnUse, rows: &Range<u64>) -> PieceKey {
+        PieceKey { column: column.clone(), start: rows.start, end: rows.end }
+    }
+}
+
+struct Kept {
+    column: Arc<DeviceColumn>,
+    used: u64,
+}
+
+impl Pieces {
+    pub(super) fn new(devices: usize) -> Pieces {
+        Pieces { kept: (0..devices).map(|_| Mutex::default()).collect(), clock: AtomicU64::new(0) }
+    }
+
+    fn of(&self, device: usize) -> MutexGuard<'_, HashMap<PieceKey, Kept>> {
+        self.kept[device].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, device: usize, column: &ColumnUse, rows: &Range<u64>) -> Option<Arc<DeviceColumn>> {
+        let used = self.clock.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.of(device);
+        let found = kept.get_mut(&PieceKey::new(column, rows))?;
+        found.used = used;
+        Some(found.column.clone())
+    }
+
+    fn keep(&self, device: usize, column: &ColumnUse, rows: &Range<u64>, memory: Arc<DeviceColumn>) {
+        let used = self.clock.fetch_add(1, Ordering::Relaxed);
+        self.of(device).insert(PieceKey::new(column, rows), Kept { column: memory, used });
+    }
+
+    /// How many of the columns a device holds.
+    fn count(&self, device: usize, columns: &[ColumnUse], rows: &Range<u64>) -> usize {
+        let kept = self.of(device);
+        if kept.is_empty() {
+            return 0;
+        }
+        columns.iter().filter(|c| kept.contains_key(&PieceKey::new(c, rows))).count()
+    }
+
+    /// Drops the piece that was used longest ago and is not in use; whether there was one.
+    pub(super) fn evict(&self, device: usize) -> bool {
+        let mut kept = self.of(device);
+        let unused = kept.iter().filter(|(_, k)| Arc::strong_count(&k.column) == 1);
+        let Some(oldest) = unused.map(|(_, k)| k.used).min() else { return false };
+        kept.retain(|_, k| k.used != oldest);
+        true
+    }
+
+    /// Drops all pieces that are not in use; whether there were any.
+    pub(super) fn evict_all(&self) -> bool {
+        let mut any = false;
+        for device in 0..self.kept.len() {
+            let mut kept = self.of(device);
+            let before = kept.len();
+            kept.retain(|_, k| Arc::strong_count(&k.column) > 1);
+            any |= kept.len() < before;
+        }
+        any
+    }
+
+    /// Bytes kept on a device.
+    fn bytes(&self, device: usize) -> u64 {
+        self.of(device).values().map(|k| k.column.bytes()).sum()
+    }
+}
+
+/// One step's run over a table.
+struct Stage {
+    table: String,
+    columns: Vec<ColumnUse>,
+    /// By column: whether what was loaded is kept for later.
+    keeps: Vec<bool>,
+    pieces: Vec<Range<u64>>,
+}
+
+/// Some rows on a device.
+struct Piece {
+    stage: usize,
+    rows: Range<u64>,
+    columns: Vec<Arc<DeviceColumn>>,
+    /// Whether all of it stays on the device.
+    kept: bool,
+}
+
+/// One device's side.
+#[derive(Default)]
+struct Lane {
+    ready: VecDeque<Piece>,
+    /// The stages of the loads under way.
+    loading: Vec<usize>,
+    /// Loads that wait to be alone, the one that is included.
+    waiting: usize,
+    /// Whether a load is to be alone.
+    starved: bool,
+    /// Pieces that kernels may be using.
+    held: usize,
+}
+
+struct State {
+    /// By stage and queue: positions of the pieces that nobody has taken.
+    left: Vec<Vec<VecDeque<usize>>>,
+    lanes: Vec<Lane>,
+    failed: Option<Error>,
+    closed: bool,
+}
+
+/// A run's partitions.
+pub(super) struct Feed<'a> {
+    store: &'a Store,
+    stages: Vec<Stage>,
+    /// The stage of a step in a pass.
+    numbers: HashMap<(usize, u64), usize>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A step that streams over a table.
+pub(super) struct Visit {
+    /// Position of the step.
+    pub(super) step: usize,
+    /// Pass over parts of sharded state.
+    pub(super) pass: u64,
+    /// The table.
+    pub(super) table: String,
+    /// Rows that matter, where not all do.
+    pub(super) kept: Option<Vec<Range<u64>>>,
+    /// If devices do not share the table: those that run over all of it.
+    pub(super) whole: Option<Vec<bool>>,
+}
+
+enum Next {
+    Piece(Piece),
+    /// Memory is short: what is held should be given back.
+    Release,
+    End,
+}
+
+impl<'a> Feed<'a> {
+    /// The partitions for `visits`, in that order.
+    ///
+    /// # Errors
+    /// No such tables or columns.
+    pub(super) fn new(store: &'a Store, program: &Program, visits: Vec<Visit>) -> Result<Feed<'a>, Error> {
+        let columns_of = |visit: &Visit| -> Vec<ColumnUse> {
+            program.steps[visit.step].columns.iter().map(|c| program.columns[*c].clone()).collect()
+        };
+        let mut stages: Vec<Stage> = Vec::new();
+        let mut left = Vec::new();
+        let mut numbers = HashMap::new();
+        for (at, visit) in visits.iter().enumerate() {
+            let columns = columns_of(visit);
+            let later = |c: &ColumnUse| visits[at + 1..].iter().any(|v| columns_of(v).contains(c));
+            let keeps = columns.iter().map(|c| store.mode == Mode::Auto || later(c)).collect();
+            let same: Vec<Vec<ColumnUse>> =
+                visits.iter().filter(|v| v.table == visit.table).map(columns_of).collect();
+            let pieces = pieces(store, visit, &same)?;
+            let all: VecDeque<usize> = (0..pieces.len()).collect();
+            left.push(match &visit.whole {
+                None => vec![all],
+                Some(runs) => runs.iter().map(|r| if *r { all.clone() } else { VecDeque::new() }).collect(),
+            });
+            numbers.insert((visit.step, visit.pass), stages.len());
+            stages.push(Stage { table: visit.table.clone(), columns, keeps, pieces });
+        }
+        let lanes = store.devices.iter().map(|_| Lane::default()).collect();
+        let state = State { left, lanes, failed: None, closed: false };
+        Ok(Feed { store, stages, numbers, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Runs `work` while partitions are being loaded for it.
+    ///
+    /// # Errors
+    /// Those of loading and of `work`.
+    pub(super) fn during<T>(&self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        thread::scope(|scope| {
+            for device in 0..self.store.devices.len() {
+                for loader in self.store.loaders(device) {
+                    scope.spawn(move || self.serve(device, loader));
+                }
+            }
+            let done = {
+                let _close = Close(self);
+                work()
+            };
+            // What loading failed on is why the work did.
+            self.lock().failed.take().map_or(done, Err)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `run` with the rows and columns of every piece of a step that falls to a device, whose work `queue`
+    /// takes.
+    ///
+    /// # Errors
+    /// Those of loading and of `run`.
+    pub(super) fn each(
+        &self,
+        device: usize,
+        (step, pass): (usize, u64),
+        queue: &dyn Device,
+        mut run: impl FnMut(&Range<u64>, &[Pointers]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let Some(&stage) = self.numbers.get(&(step, pass)) else {
+            return Err(Error::Execution(format!("step {step} was not expected to stream")));
+        };
+        let mut held: Vec<Piece> = Vec::new();
+        let release = |held: &mut Vec<Piece>| {
+            // Kernels must be done with the columns before their memory is given back.
+            queue.synchronize()?;
+            self.lock().lanes[device].held -= held.len();
+            held.clear();
+            self.changed.notify_all();
+            Ok::<_, Error>(())
+        };
+        loop {
+            match self.next(device, stage, !held.is_empty())? {
+                Next::Piece(piece) => {
+                    let pointers: Vec<Pointers> =
+                        piece.columns.iter().map(|c| c.pointers(piece.rows.start)).collect();
+                    let (rows, kept) = (piece.rows.clone(), piece.kept);
+                    held.push(piece);
+                    run(&rows, &pointers)?;
+                    if !kept {
+                        release(&mut held)?;
+                    }
+                }
+                Next::Release => release(&mut held)?,
+                Next::End => return if held.is_empty() { Ok(()) } else { release(&mut held) },
+            }
+        }
+    }
+
+    fn next(&self, device: usize, stage: usize, holds: bool) -> Result<Next, Error> {
+        let mut state = self.lock();
+        loop {
+            if state.closed || state.failed.is_some() {
+                return Err(Error::Execution("loading has ended".to_owned()));
+            }
+            let lane = &mut state.lanes[device];
+            if let Some(at) = lane.ready.iter().position(|p| p.stage == stage)
+                && let Some(piece) = lane.ready.remove(at)
+            {
+                lane.held += 1;
+                self.changed.notify_all();
+                return Ok(Next::Piece(piece));
+            }
+            if lane.starved && holds {
+                return Ok(Next::Release);
+            }
+            let loading = lane.loading.contains(&stage);
+            if !loading && self.queue(&state.left[stage], device).is_empty() {
+                return Ok(Next::End);
+            }
+            state = self.wait(state);
+        }
+    }
+
+    fn queue<'q>(&self, queues: &'q [VecDeque<usize>], device: usize) -> &'q VecDeque<usize> {
+        &queues[if queues.len() > 1 { device } else { 0 }]
+    }
+
+    /// What a loading thread does.
+    fn serve(&self, device: usize, loader: &Loader) {
+        while let Some((stage, rows)) = self.take(device) {
+            let brought = self.bring(device, loader, stage, rows);
+            let mut state = self.lock();
+            let loading = &mut state.lanes[device].loading;
+            if let Some(at) = loading.iter().position(|s| *s == stage) {
+                loading.swap_remove(at);
+            }
+            if let Err(error) = brought {
+                state.failed.get_or_insert(error);
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next piece that a device should load; None if nothing is left.
+    fn take(&self, device: usize) -> Option<(usize, Range<u64>)> {
+        let mut state = self.lock();
+        loop {
+            if state.closed || state.failed.is_some() {
+                return None;
+            }
+            let lane = &state.lanes[device];
+            if !lane.starved && lane.ready.len() < READY {
+                let first =
+                    (0..self.stages.len()).find(|s| !self.queue(&state.left[*s], device).is_empty())?;
+                let queues = &mut state.left[first];
+                let at = if queues.len() > 1 { device } else { 0 };
+                let stage = &self.stages[first];
+                let best = self.best(device, stage, &queues[at]);
+                let piece = queues[at].remove(best)?;
+                state.lanes[device].loading.push(first);
+                return Some((first, stage.pieces[piece].clone()));
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// The position in a queue of the piece of which this device holds most, and others least.
+    fn best(&self, device: usize, stage: &Stage, queue: &VecDeque<usize>) -> usize {
+        let pieces = &self.store.pieces;
+        let score = |piece: usize| {
+            let rows = &stage.pieces[piece];
+            (0..self.store.devices.len()).fold(0, |score: i64, d| {
+                let count = pieces.count(d, &stage.columns, rows) as i64;
+                score + if d == device { count } else { -count }
+            })
+        };
+        // The first of several that are as good.
+        (0..queue.len()).rev().max_by_key(|at| score(queue[*at])).unwrap_or(0)
+    }
+
+    fn bring(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {
+        loop {
+            match self.load(device, loader, stage, &rows) {
+                Err(Error::Device(DeviceError::OutOfMemory { .. })) => {
+                    if !self.store.pieces.evict(device) {
+                        return self.alone(device, loader, stage, rows);
+                    }
+                }
+                Ok(piece) => {
+                    self.lock().lanes[device].ready.push_back(piece);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Loads rows once nothing else is under way on a device.
+    fn alone(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {
+        let mut state = self.lock();
+        state.lanes[device].waiting += 1;
+        self.changed.notify_all();
+        while state.lanes[device].starved && !state.closed {
+            state = self.wait(state);
+        }
+        state.lanes[device].starved = true;
+        drop(state);
+        let brought = self.quiet(device, stage).and_then(|()| self.halve(device, loader, stage, rows));
+        let lane = &mut self.lock().lanes[device];
+        lane.starved = false;
+        lane.waiting -= 1;
+        self.changed.notify_all();
+        brought
+    }
+
+    /// Waits until a device holds no piece and loads none; those of later stages go back to their queues.
+    fn quiet(&self, device: usize, stage: usize) -> Result<(), Error> {
+        let mut state = self.lock();
+        loop {
+            let State { left, lanes, closed, failed } = &mut *state;
+            if *closed || failed.is_some() {
+                return Err(Error::Execution("another load failed".to_owned()));
+            }
+            let lane = &mut lanes[device];
+            lane.ready.retain(|piece| {
+                let stays = piece.stage <= stage;
+                let place = self.stages[piece.stage].pieces.iter().position(|rows| *rows == piece.rows);
+                if let (false, Some(place)) = (stays, place) {
+                    let queues = &mut left[piece.stage];
+                    let at = if queues.len() > 1 { device } else { 0 };
+                    queues[at].push_front(place);
+                    return false;
+                }
+                true
+            });
+            if lane.ready.is_empty() && lane.held == 0 && lane.loading.len() == lane.waiting {
+                return Ok(());
+            }
+            self.changed.notify_all();
+            state = self.wait(state);
+        }
+    }
+
+    fn halve(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {
+        match self.load(device, loader, stage, &rows) {
+            Err(Error::Device(DeviceError::OutOfMemory { .. })) => {
+                if self.store.pieces.evict(device) {
+                    return self.halve(device, loader, stage, rows);
+                }
+                if rows.end - rows.start < 2 * LEAST_ROWS {
+                    return Err(self.too_little(device, stage, &rows));
+                }
+                let middle = rows.start.midpoint(rows.end);
+                self.halve(device, loader, stage, rows.start..middle)?;
+                self.halve(device, loader, stage, middle..rows.end)
+            }
+            Ok(piece) => {
+                self.lock().lanes[device].ready.push_back(piece);
+                self.changed.notify_all();
+                self.quiet(device, stage)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn too_little(&self, device: usize, stage: usize, rows: &Range<u64>) -> Error {
+        let Stage { table, columns, .. } = &self.stages[stage];
+        let queue = &self.store.devices[device];
+        let needs = self.store.table(table).and_then(|table| {
+            let columns: Vec<_> = columns.iter().map(|c| (c.column.as_str(), c.repr)).collect();
+            Ok(Loader::estimate(table, &columns, rows)?)
+        });
+        let taken = queue.memory_bytes() - queue.free_bytes();
+        Error::Execution(format!(
+            "{}: a budget of {} bytes is too small for table `{table}`: {taken} bytes hold other state, and a page \
+             of each of its {} columns needs about {} bytes; give --device-memory at least {}",
+            queue.name(),
+            queue.memory_bytes(),
+            columns.len(),
+            needs.as_ref().map_or(0, |n| *n),
+            taken + needs.map_or(0, |n| n * 5 / 4),
+        ))
+    }
+
+    fn load(&self, device: usize, loader: &Loader, stage: usize, rows: &Range<u64>) -> Result<Piece, Error> {
+        let Stage { table, columns, keeps, .. } = &self.stages[stage];
+        let kept = &self.store.pieces;
+        let mut found: Vec<Option<Arc<DeviceColumn>>> =
+            columns.iter().map(|c| kept.get(device, c, rows)).collect();
+        let missing: Vec<usize> = (0..columns.len()).filter(|c| found[*c].is_none()).collect();
+        if !missing.is_empty() {
+            let dictionaries = missing.iter().map(|c| self.store.dictionary_of(device, &columns[*c]));
+            let dictionaries: Vec<_> = dictionaries.collect::<Result<_, Error>>()?;
+            let memory = missing
+                .iter()
+                .map(|c| DeviceColumn::new(|bytes| loader.alloc(bytes), columns[*c].repr, rows.clone()));
+            let mut memory: Vec<DeviceColumn> = memory.collect::<Result<_, DeviceError>>()?;
+            let wants = memory.iter().zip(&missing).zip(&dictionaries);
+            let wants: Vec<Want> = wants
+                .map(|((memory, c), dictionary)| memory.want(&columns[*c], dictionary.as_deref(), rows.start))
+                .collect();
+            let texts = loader.load(self.store.table(table)?, &wants, rows.clone())?;
+            for (memory, text) in memory.iter_mut().zip(texts) {
+                memory.take(rows.clone(), text);
+            }
+            for (c, memory) in missing.into_iter().zip(memory) {
+                let memory = Arc::new(memory);
+                if keeps[c] {
+                    kept.keep(device, &columns[c], rows, memory.clone());
+                }
+                found[c] = Some(memory);
+            }
+        }
+        let columns: Vec<Arc<DeviceColumn>> = found.into_iter().flatten().collect();
+        Ok(Piece { stage, rows: rows.clone(), columns, kept: keeps.iter().all(|k| *k) })
+    }
+}
+
+/// Ends the loading threads, however the work ends.
+struct Close<'f, 'a>(&'f Feed<'a>);
+
+impl Drop for Close<'_, '_> {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// The partitions of a visit's table, cut so small that the loads in flight fit beside each other. `same` are the
+/// columns of each visit to the table: all of them cut it alike, so that they can share pieces.
+fn pieces(store: &Store, visit: &Visit, same: &[Vec<ColumnUse>]) -> Result<Vec<Range<u64>>, Error> {
+    let table = store.table(&visit.table)?;
+    let partitions = store.partitions(&visit.table)?;
+    let room = |d: usize| {
+        let loads = store.loaders(d).len() as u64 + 1;
+        (store.devices[d].free_bytes() + store.pieces.bytes(d)) / loads
+    };
+    let room = (0..store.devices.len()).map(room).min().unwrap_or(0);
+    let row_bytes = table.bytes_per_row(&[])?;
+    let longest = partitions.iter().map(|p| p.end - p.start).max().unwrap_or(0);
+    let mut cut = 1;
+    if (longest as f64 * row_bytes) as u64 > room / LOAD_FACTOR {
+        let fits = |cut: u64| -> Result<bool, Error> {
+            for rows in partitions.iter().take(1) {
+                let rows = rows.start..rows.start + (rows.end - rows.start).div_ceil(cut);
+                for columns in same {
+                    let columns: Vec<_> = columns.iter().map(|c| (c.column.as_str(), c.repr)).collect();
+                    if Loader::estimate(table, &columns, &rows)? > room {
+                        return Ok(false);
+                    }
+                }
+            }
+            Ok(true)
+        };
+        while cut < longest.div_ceil(LEAST_ROWS).min(MAX_CUT) && !fits(cut)? {
+            cut *= 2;
+        }
+    }
+    let mut pieces = Vec::new();
+    for partition in partitions {
+        let rows = partition.end - partition.start;
+        for piece in split(rows, rows.div_ceil(cut), 1) {
+            let piece = partition.start + piece.start..partition.start + piece.end;
+            match &visit.kept {
+                None => pieces.push(piece),
+                Some(kept) => {
+                    let inside = kept.iter().filter(|k| k.start < piece.end && piece.start < k.end);
+                    let (mut first, mut last) = (u64::MAX, 0);
+                    inside.for_each(|k| (first, last) = (first.min(k.start), last.max(k.end)));
+                    if first < last {
+                        pieces.push(piece.start.max(first)..piece.end.min(last));
+                    }
+                }
+            }
+        }
+    }
+    Ok(pieces)
+}
