@@ -83,6 +83,18 @@ fn streamed_in_small_chunks() {
 }
 
 #[test]
+fn tables_larger_than_the_memory() {
+    let root = kept("data-root");
+    for (devices, memory) in [("1", "16MB"), ("2", "16MB"), ("4", "16MB")] {
+        let mut command = dkb_run(["--device", "host", "--tpch", "0.1", "--mode", "stream", "--check"]);
+        command.arg("--data-root").arg(&root).args(["--fallback", "error", "--gpus", devices]);
+        let (code, out, _) = run(command.args(["--device-memory", memory]));
+        assert_eq!(code, 0, "{devices} devices with {memory}");
+        assert!(out.contains("22/22"), "{devices} devices with {memory}");
+    }
+}
+
+#[test]
 fn sharded_state() {
     all_queries(&tpch_data(), &["--gpus", "2", "--shards", "5"]);
 }

@@ -305,7 +305,11 @@ impl<'a> Emitter<'a> {
                 let rows = self.estimate(|o| o.rows(rel));
                 let prune = self.pruning(input, predicates);
                 for pipe in &mut pipes {
-                    pipe.prune.extend(prune.iter().cloned());
+                    for p in &prune {
+                        if !pipe.prune.contains(p) {
+                            pipe.prune.push(p.clone());
+                        }
+                    }
                     for p in predicates {
                         let truth = self.truth(pipe, p)?;
                         pipe.keep_if(&truth);

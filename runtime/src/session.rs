@@ -318,7 +318,8 @@ impl Session {
             prepared.facts.insert(format!("dict({table}.{column})"), entries);
         }
         let column_bytes = |all| store.estimate_bytes(&program.columns, all);
-        let setup = Setup::new(program, &prepared.facts, &self.options, least, column_bytes)?;
+        let setup =
+            Setup::new(program, &prepared.facts, &self.options, store.devices.len(), least, column_bytes)?;
         for (device, worker) in prepared.workers.iter_mut().enumerate() {
             let dicts = program.dicts.iter().map(|(table, column)| store.device_dict(device, table, column));
             worker.dicts = dicts.collect::<Result<_, Error>>()?;

@@ -194,6 +194,8 @@ template <class Units> DKB_FN bool list_pieces(Unpacker& s, u32 limit, bool last
   });
   u32 place = Warp::before(sum, &total), piece = place >> pieces_bit, at = place & bytes_mask;
   bool good = true;
+  // All lanes have read what one of them may now change.
+  Warp::sync();
   if (Warp::lane() == 0 && (total & bytes_mask) <= ROOM) s.produced = total & bytes_mask;
   visit_units<Units>(s, limit, last, stop, [&](u32 p, const Unit& unit) {
     if (at + unit.literal + unit.copy > ROOM) {

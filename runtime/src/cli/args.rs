@@ -19,6 +19,7 @@ Environment:
   DKB_CUDA_LIB_DIR  folder of NVRTC (libnvrtc), where the system does not find it
   CXX               C++ compiler for host devices (default: c++, g++ or clang++)
   DKB_LOG           log filter, such as debug (default warn)
+  DKB_EXCHANGE      nccl, peer or host: how GPUs exchange buffers (default: the best there is)
 
 Examples:
   dkb-run --tpch 1 --check

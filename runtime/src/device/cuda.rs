@@ -35,6 +35,8 @@ const BLOCK_THREADS: u64 = 256;
 const BLOCKS_PER_SM: u64 = 16;
 /// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
 const MEMORY_PERCENT: usize = 90;
+/// Loads beside each other: the large pages of one occupy a small part of a GPU, for some 20 ms.
+const LOADS: usize = 16;
 /// The first driver with batched copies.
 const DRIVER_WITH_BATCHES: i32 = 13_000;
 
@@ -294,6 +296,10 @@ impl Device for CudaDevice {
 
     fn memory_bytes(&self) -> u64 {
         self.arena.limit() as u64
+    }
+
+    fn loads(&self) -> usize {
+        LOADS
     }
 
     fn free_bytes(&self) -> u64 {

@@ -129,6 +129,10 @@ impl Device for HostDevice {
         self.memory_bytes
     }
 
+    fn loads(&self) -> usize {
+        2
+    }
+
     fn free_bytes(&self) -> u64 {
         self.memory_bytes.saturating_sub(self.used.load(Ordering::Relaxed) as u64)
     }

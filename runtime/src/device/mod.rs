@@ -134,6 +134,8 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError>;
+    /// How many loads beside each other keep the device busy.
+    fn loads(&self) -> usize;
     /// Memory that this device fills, and that `user`, from whose work this one's is apart (see
     /// [`Device::fork`]), uses afterwards and gives back.
     ///

@@ -21,8 +21,6 @@ use crate::load::{Loader, Shared, Text, Want};
 use crate::session::Mode;
 use crate::table::{DataSet, Dictionary, HostColumn, Table, TableError};
 
-/// Loads in flight on each device.
-const LOADS_IN_FLIGHT: usize = 8;
 /// One part in this many of a device's memory is left for partitions on their way, whatever state needs.
 const STREAM_SHARE: u64 = 4;
 
@@ -289,7 +287,7 @@ impl Store {
         let cut = |t: &Arc<Table>| Ok((t.info.name.clone(), Cut::new(t, chunk_bytes, devices.len())?));
         let cuts = data.tables.iter().map(cut).collect::<Result<_, TableError>>()?;
         let loaders = |(number, device): (usize, &Arc<dyn Device>)| {
-            (0..LOADS_IN_FLIGHT).map(|_| Loader::new(device, number, shared.clone())).collect()
+            (0..device.loads()).map(|_| Loader::new(device, number, shared.clone())).collect()
         };
         let loaders = devices.iter().enumerate().map(loaders).collect::<Result<_, Error>>()?;
         Ok(Store {

@@ -27,8 +27,8 @@ const READY: usize = 2;
 const LOAD_FACTOR: u64 = 3;
 /// Rows below which a piece is not cut any more.
 const LEAST_ROWS: u64 = 256;
-/// Pieces a partition is cut into, at most.
-const MAX_CUT: u64 = 1 << 20;
+/// Rows from which on a chunk's dictionary is not much beside the rest of a piece.
+const GOOD_ROWS: u64 = 1 << 16;
 
 /// Columns of streamed partitions that are kept on devices, the least recently used dropped first.
 pub(crate) struct Pieces {
@@ -155,6 +155,8 @@ struct State {
 /// A run's partitions.
 pub(super) struct Feed<'a> {
     store: &'a Store,
+    /// Loads beside each other on each device.
+    loads: u64,
     stages: Vec<Stage>,
     /// The stage of a step in a pass.
     numbers: HashMap<(usize, u64), usize>,
@@ -192,27 +194,32 @@ impl<'a> Feed<'a> {
         let columns_of = |visit: &Visit| -> Vec<ColumnUse> {
             program.steps[visit.step].columns.iter().map(|c| program.columns[*c].clone()).collect()
         };
+        let columns: Vec<Vec<ColumnUse>> = visits.iter().map(columns_of).collect();
+        let loads = loads(store, &visits, &columns)?;
+        let mut cuts: HashMap<String, u64> = HashMap::new();
+        for Visit { table, .. } in &visits {
+            if !cuts.contains_key(table) {
+                cuts.insert(table.clone(), cut(store, table, &of_table(&visits, &columns, table), loads)?);
+            }
+        }
         let mut stages: Vec<Stage> = Vec::new();
         let mut left = Vec::new();
         let mut numbers = HashMap::new();
         for (at, visit) in visits.iter().enumerate() {
-            let columns = columns_of(visit);
-            let later = |c: &ColumnUse| visits[at + 1..].iter().any(|v| columns_of(v).contains(c));
-            let keeps = columns.iter().map(|c| store.mode == Mode::Auto || later(c)).collect();
-            let same: Vec<Vec<ColumnUse>> =
-                visits.iter().filter(|v| v.table == visit.table).map(columns_of).collect();
-            let pieces = pieces(store, visit, &same)?;
+            let later = |c: &ColumnUse| columns[at + 1..].iter().any(|columns| columns.contains(c));
+            let keeps = columns[at].iter().map(|c| store.mode == Mode::Auto || later(c)).collect();
+            let pieces = pieces(store, visit, cuts.get(&visit.table).copied().unwrap_or(1))?;
             let all: VecDeque<usize> = (0..pieces.len()).collect();
             left.push(match &visit.whole {
                 None => vec![all],
                 Some(runs) => runs.iter().map(|r| if *r { all.clone() } else { VecDeque::new() }).collect(),
             });
             numbers.insert((visit.step, visit.pass), stages.len());
-            stages.push(Stage { table: visit.table.clone(), columns, keeps, pieces });
+            stages.push(Stage { table: visit.table.clone(), columns: columns[at].clone(), keeps, pieces });
         }
         let lanes = store.devices.iter().map(|_| Lane::default()).collect();
         let state = State { left, lanes, failed: None, closed: false };
-        Ok(Feed { store, stages, numbers, state: Mutex::new(state), changed: Condvar::new() })
+        Ok(Feed { store, loads, stages, numbers, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Runs `work` while partitions are being loaded for it.
@@ -222,7 +229,7 @@ impl<'a> Feed<'a> {
     pub(super) fn during<T>(&self, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         thread::scope(|scope| {
             for device in 0..self.store.devices.len() {
-                for loader in self.store.loaders(device) {
+                for loader in self.store.loaders(device).iter().take(self.loads as usize) {
                     scope.spawn(move || self.serve(device, loader));
                 }
             }
@@ -515,51 +522,78 @@ impl Drop for Close<'_, '_> {
     }
 }
 
-/// The partitions of a visit's table, cut so small that the loads in flight fit beside each other. `same` are the
-/// columns of each visit to the table: all of them cut it alike, so that they can share pieces.
-fn pieces(store: &Store, visit: &Visit, same: &[Vec<ColumnUse>]) -> Result<Vec<Range<u64>>, Error> {
-    let table = store.table(&visit.table)?;
-    let partitions = store.partitions(&visit.table)?;
-    let room = |d: usize| {
-        let loads = store.loaders(d).len() as u64 + 1;
-        (store.devices[d].free_bytes() + store.pieces.bytes(d)) / loads
-    };
-    let room = (0..store.devices.len()).map(room).min().unwrap_or(0);
-    let row_bytes = table.bytes_per_row(&[])?;
-    let longest = partitions.iter().map(|p| p.end - p.start).max().unwrap_or(0);
-    let mut cut = 1;
-    if (longest as f64 * row_bytes) as u64 > room / LOAD_FACTOR {
-        let fits = |cut: u64| -> Result<bool, Error> {
-            for rows in partitions.iter().take(1) {
-                let rows = rows.start..rows.start + (rows.end - rows.start).div_ceil(cut);
-                for columns in same {
-                    let columns: Vec<_> = columns.iter().map(|c| (c.column.as_str(), c.repr)).collect();
-                    if Loader::estimate(table, &columns, &rows)? > room {
-                        return Ok(false);
-                    }
-                }
+/// How many loads may be under way beside each other: as many as there are loaders, fewer where pieces would
+/// become small, for each piece of a chunk comes with the chunk's dictionary.
+fn loads(store: &Store, visits: &[Visit], columns: &[Vec<ColumnUse>]) -> Result<u64, Error> {
+    let mut loads = store.devices.iter().map(|d| d.loads()).min().unwrap_or(1) as u64;
+    'fewer: while loads > 1 {
+        for visit in visits {
+            let longest = longest(store.partitions(&visit.table)?);
+            if longest.div_ceil(cut(store, &visit.table, &of_table(visits, columns, &visit.table), loads)?)
+                < longest.min(GOOD_ROWS)
+            {
+                loads /= 2;
+                continue 'fewer;
             }
-            Ok(true)
-        };
-        while cut < longest.div_ceil(LEAST_ROWS).min(MAX_CUT) && !fits(cut)? {
-            cut *= 2;
         }
+        break;
     }
+    Ok(loads)
+}
+
+/// The columns of each visit to a table: all of them cut it alike, so that they can share pieces.
+fn of_table<'c>(visits: &[Visit], columns: &'c [Vec<ColumnUse>], table: &str) -> Vec<&'c [ColumnUse]> {
+    visits.iter().zip(columns).filter(|(v, _)| v.table == table).map(|(_, c)| c.as_slice()).collect()
+}
+
+fn longest(partitions: &[Range<u64>]) -> u64 {
+    partitions.iter().map(|p| p.end - p.start).max().unwrap_or(0)
+}
+
+/// Into how many pieces a table's partitions are cut, so that so many loads fit beside each other.
+fn cut(store: &Store, table: &str, visits: &[&[ColumnUse]], loads: u64) -> Result<u64, Error> {
+    let partitions = store.partitions(table)?;
+    let table = store.table(table)?;
+    let room = |d: usize| (store.devices[d].free_bytes() + store.pieces.bytes(d)) / (loads + READY as u64);
+    let room = (0..store.devices.len()).map(room).min().unwrap_or(0);
+    let longest = longest(partitions);
+    if (longest as f64 * table.bytes_per_row(&[])?) as u64 <= room / LOAD_FACTOR {
+        return Ok(1);
+    }
+    let fits = |cut: u64| -> Result<bool, Error> {
+        let Some(first) = partitions.first() else { return Ok(true) };
+        let rows = first.start..first.start + (first.end - first.start).div_ceil(cut);
+        for columns in visits {
+            let columns: Vec<_> = columns.iter().map(|c| (c.column.as_str(), c.repr)).collect();
+            if Loader::estimate(table, &columns, &rows)? > room {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    let mut cut = 1;
+    while cut < longest.div_ceil(LEAST_ROWS) && !fits(cut)? {
+        cut *= 2;
+    }
+    Ok(cut)
+}
+
+/// The rows that a visit loads, cut into pieces.
+fn pieces(store: &Store, visit: &Visit, cut: u64) -> Result<Vec<Range<u64>>, Error> {
     let mut pieces = Vec::new();
-    for partition in partitions {
+    for partition in store.partitions(&visit.table)? {
         let rows = partition.end - partition.start;
         for piece in split(rows, rows.div_ceil(cut), 1) {
             let piece = partition.start + piece.start..partition.start + piece.end;
-            match &visit.kept {
-                None => pieces.push(piece),
-                Some(kept) => {
-                    let inside = kept.iter().filter(|k| k.start < piece.end && piece.start < k.end);
-                    let (mut first, mut last) = (u64::MAX, 0);
-                    inside.for_each(|k| (first, last) = (first.min(k.start), last.max(k.end)));
-                    if first < last {
-                        pieces.push(piece.start.max(first)..piece.end.min(last));
-                    }
-                }
+            let Some(kept) = &visit.kept else {
+                pieces.push(piece);
+                continue;
+            };
+            let inside = kept.iter().filter(|k| k.start < piece.end && piece.start < k.end);
+            let (mut first, mut last) = (u64::MAX, 0);
+            inside.for_each(|k| (first, last) = (first.min(k.start), last.max(k.end)));
+            if first < last {
+                pieces.push(piece.start.max(first)..piece.end.min(last));
             }
         }
     }

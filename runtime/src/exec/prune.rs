@@ -220,9 +220,9 @@ fine = { type = "decimal(38,4)", default = "0" }
         let (_dir, table) = table();
         for (predicate, b, expected) in [
             ("cents >= :b", 3, vec![3..10]),
-            ("cents > :fine", 29_900, vec![2..10]),
-            ("cents > :fine", 29_901, vec![2..10]),
-            ("cents > :fine", 29_999, vec![3..10]),
+            ("cents > :fine", 29_899, vec![2..10]),
+            ("cents > :fine", 29_900, vec![3..10]),
+            ("cents >= :fine", 29_901, vec![3..10]),
             ("cents = :fine", 1, vec![0..1]),
             ("k = :fine", 5_000_000, vec![5..6]),
             ("k < :fine", i128::MIN + 1, vec![]),

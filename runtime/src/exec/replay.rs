@@ -74,11 +74,11 @@ mod unit_tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, MutexGuard};
 
-    use dkb_kernels::{Elem, Plan, text};
+    use dkb_kernels::{Builtin, Elem, Plan, text};
 
     use super::super::tests::{data, ints, plan};
     use crate::device::host::HostDevice;
-    use crate::device::{Device, DeviceError, Memory, Module, Recording};
+    use crate::device::{Device, DeviceError, Mark, Memory, Module, Recording, Registration};
     use crate::session::{Session, SessionConfig};
     use crate::table::DataSet;
 
@@ -152,6 +152,53 @@ mod unit_tests {
 
         fn memory_bytes(&self) -> u64 {
             self.host.memory_bytes()
+        }
+
+        fn loads(&self) -> usize {
+            self.host.loads()
+        }
+
+        fn free_bytes(&self) -> u64 {
+            self.host.free_bytes()
+        }
+
+        fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
+            self.host.fork()
+        }
+
+        fn compile_builtin(&self, builtin: &Builtin) -> Result<Arc<dyn Module>, DeviceError> {
+            self.host.compile_builtin(builtin)
+        }
+
+        fn upload_with(
+            &self,
+            memory: &dyn Memory,
+            offset: usize,
+            bytes: usize,
+            write: &mut dyn FnMut(usize, &mut [u8]),
+        ) -> Result<(), DeviceError> {
+            self.host.upload_with(memory, offset, bytes, write)
+        }
+
+        unsafe fn register(
+            &self,
+            address: *const u8,
+            bytes: usize,
+        ) -> Result<Option<Registration>, DeviceError> {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { self.host.register(address, bytes) }
+        }
+
+        fn upload_registered(
+            &self,
+            memory: &dyn Memory,
+            pieces: &[(usize, &[u8])],
+        ) -> Result<(), DeviceError> {
+            self.host.upload_registered(memory, pieces)
+        }
+
+        fn mark(&self) -> Result<Box<dyn Mark>, DeviceError> {
+            self.host.mark()
         }
 
         fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {

@@ -137,6 +137,7 @@ impl Setup {
         program: &Program,
         facts: &Facts,
         options: &RunOptions,
+        devices: usize,
         least: u64,
         column_bytes: impl Fn(bool) -> Result<u64, Error>,
     ) -> Result<Setup, Error> {
@@ -157,7 +158,8 @@ impl Setup {
             if limit_bytes.is_none_or(|limit| layout.bytes() <= limit) {
                 return Ok(Setup { parts, limit_bytes, sizes, layout, replay: Replay::default() });
             }
-            parts *= 2;
+            // No device is left without a part.
+            parts = (parts * 2).max(devices as u64);
         }
     }
 }

@@ -68,7 +68,7 @@ fn config(devices: usize) -> SessionConfig {
 /// Configurations that must all give the same answer.
 fn configs() -> Vec<SessionConfig> {
     let mut all = Vec::new();
-    for devices in [1, 2, 4] {
+    for devices in [1, 2, 3, 4] {
         let plain = config(devices);
         all.push(SessionConfig { chunk_bytes: Some(20_000), ..plain.clone() });
         all.push(SessionConfig { chunk_bytes: Some(30_000), mode: Mode::Stream, ..plain.clone() });
@@ -454,7 +454,7 @@ fn shrunk_sizes_cost_reruns_and_parts_are_reported() {
 fn state_that_outgrows_memory_is_divided() {
     let plan = plan(GROUP, GROUP_SOURCE);
     for devices in [1, 2] {
-        let small = tight(SessionConfig { shrink: Some(4000), ..config(devices) }, 70_000);
+        let small = tight(SessionConfig { shrink: Some(4000), ..config(devices) }, 100_000);
         let execution = run(&data(), small, &plan).unwrap();
         assert_eq!(execution.batch.num_rows(), 101);
         assert!(execution.parts > 1);

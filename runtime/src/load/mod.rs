@@ -158,6 +158,13 @@ impl Loader {
                 let mut by_host = self.shared.by_host.lock().unwrap_or_else(PoisonError::into_inner);
                 by_host.entry(name).or_insert_with(|| why.clone());
             }
+            for (want, text) in wants.iter().zip(&mut texts) {
+                if want.values.is_none() && text.is_none() {
+                    // No rows at all.
+                    let none = HostColumn { offsets: Some(vec![0]), ..HostColumn::default() };
+                    *text = Some(Text::upload(self.device.as_ref(), &none)?);
+                }
+            }
             self.device.synchronize()?;
             self.shared.timeline.count(self.number, file_bytes, rows.end - rows.start);
             return Ok(texts);

@@ -35,6 +35,11 @@ impl Dictionary {
     fn new<'a>(entries: impl Iterator<Item = &'a str>) -> Option<Dictionary> {
         let mut entries: Vec<&str> = entries.collect();
         entries.sort_unstable();
+        Dictionary::of_sorted(&entries)
+    }
+
+    /// From distinct texts in order; None if they exceed 4 GiB.
+    fn of_sorted(entries: &[&str]) -> Option<Dictionary> {
         let total = entries.iter().map(|e| e.len()).sum();
         u32::try_from(total).ok()?;
         let mut dictionary = Dictionary { offsets: vec![0], bytes: Vec::with_capacity(total) };
@@ -182,27 +187,26 @@ impl Table {
         if let Some(dictionary) = &*cached {
             return Ok(Arc::clone(dictionary));
         }
-        let all = Mutex::new(Entries::new());
-        workers::for_each((0..self.groups.len()).collect(), |group| {
+        let too_much = |bytes: u64| TableError::TooMuchText {
+            table: self.info.name.clone(),
+            column: column.to_owned(),
+            bytes,
+        };
+        let parts = workers::map((0..self.groups.len()).collect(), |group| {
             let mut found = Entries::new();
             self.file(group).decode(self.whole(group, leaf), true, |array| {
                 add(&mut found, texts(array).iter().flatten());
                 Ok(())
             })?;
-            let mut all = lock(&all);
-            if all.len() < found.len() {
-                std::mem::swap(&mut *all, &mut found);
-            }
-            all.extend(found);
-            Ok(())
+            let bytes = || found.iter().map(|e| e.len() as u64).sum();
+            Dictionary::new(found.iter().map(|e| &**e)).ok_or_else(|| too_much(bytes()))
         })?;
-        let all = lock(&all);
-        let dictionary =
-            Dictionary::new(all.iter().map(|e| &**e)).ok_or_else(|| TableError::TooMuchText {
-                table: self.info.name.clone(),
-                column: column.to_owned(),
-                bytes: all.iter().map(|e| e.len() as u64).sum(),
-            })?;
+        let mut all: Vec<&str> = parts.iter().flat_map(|p| (0..p.len()).map(|code| p.get(code))).collect();
+        // A stable sort merges what is sorted already.
+        all.sort();
+        all.dedup();
+        let bytes = all.iter().map(|e| e.len() as u64).sum();
+        let dictionary = Dictionary::of_sorted(&all).ok_or_else(|| too_much(bytes))?;
         let dictionary = Arc::new(dictionary);
         *cached = Some(Arc::clone(&dictionary));
         Ok(dictionary)
