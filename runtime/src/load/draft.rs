@@ -15,6 +15,8 @@ use crate::table::{Bounds, Encoding, Factor, Kind, Page, PageKind, Table, TableE
 const ALIGN: usize = 256;
 /// Bytes left readable in front of and behind packed pages.
 const SLACK: usize = 64;
+/// Bytes that are copied rather than skipped: a copy of its own takes about as long.
+const NEAR_BYTES: u64 = 64 << 10;
 /// Bytes that describe a page, at most.
 const TASK_BYTES: u64 = 128;
 
@@ -105,6 +107,7 @@ impl Draft {
         forced: &[Option<String>],
     ) -> Result<Draft, TableError> {
         let mut draft = Draft { packed_bytes: SLACK, ..Draft::default() };
+        let mut targets = Vec::new();
         for (at, want) in wants.iter().enumerate() {
             let target = table.target(want.column, want.repr)?;
             let why = match &forced[at] {
@@ -113,7 +116,14 @@ impl Draft {
             };
             match why {
                 Some(why) => draft.host.push((at, why)),
-                None => draft.column(table, at, want, &target, rows)?,
+                None => targets.push((at, target)),
+            }
+        }
+        // In the order of the file, where neighbours are copied together.
+        targets.sort_by_key(|(_, target)| table.leaf(target.column));
+        for (group, part) in table.parts(rows) {
+            for (at, target) in &targets {
+                draft.part(table, *at, &wants[*at], target, rows, group, &part)?;
             }
         }
         // What takes longest goes first.
@@ -121,31 +131,30 @@ impl Draft {
         Ok(draft)
     }
 
-    fn column(
+    /// The rows `part` of a row group, of one want.
+    #[expect(clippy::too_many_arguments, reason = "what, and where")]
+    fn part(
         &mut self,
         table: &Table,
         at: usize,
         want: &Want<'_>,
         target: &Target,
         rows: &Range<u64>,
+        group: usize,
+        part: &Range<usize>,
     ) -> Result<(), TableError> {
-        let first_task = self.columns.len();
-        for (group, part) in table.parts(rows) {
-            let Some(stored) = table.stored(target.column, group) else { continue };
-            let task =
-                column_task(want, target, table.kind(target.column), stored.physical, stored.type_bytes);
-            let task = ColumnTask { rows: rows.end - rows.start, ..task };
-            // The files of a table may store a column in different ways.
-            let known = self.columns[first_task..].iter().position(|known| *known == task);
-            let column = first_task + known.unwrap_or(self.columns.len() - first_task);
-            if known.is_none() {
-                self.columns.push(task);
-                self.wants.push(at);
-            }
-            self.origins.push(Origin { want: at, group });
-            self.chunk(table, target, column as u32, group, &part, rows.start)?;
+        let Some(stored) = table.stored(target.column, group) else { return Ok(()) };
+        let task = column_task(want, target, table.kind(target.column), stored.physical, stored.type_bytes);
+        let task = ColumnTask { rows: rows.end - rows.start, ..task };
+        // The files of a table may store a column in different ways.
+        let known = self.columns.iter().zip(&self.wants).position(|(t, w)| *w == at && *t == task);
+        let column = known.unwrap_or(self.columns.len());
+        if known.is_none() {
+            self.columns.push(task);
+            self.wants.push(at);
         }
-        Ok(())
+        self.origins.push(Origin { want: at, group });
+        self.chunk(table, target, column as u32, group, part, rows.start)
     }
 
     /// The pages of one chunk that hold the rows `part` of its row group. `first_row` of the table becomes the
@@ -319,9 +328,22 @@ impl Chunk {
         if known || host_codec(self.codec) {
             return;
         }
-        let at = draft.packed_bytes;
+        let end = draft.packed_bytes;
+        let at = match draft.pieces.last_mut() {
+            Some(last)
+                if last.file == self.file
+                    && (last.range.end..=last.range.end + NEAR_BYTES).contains(&range.start) =>
+            {
+                let at = last.at + (range.start - last.range.start) as usize;
+                last.range.end = range.end;
+                at
+            }
+            _ => {
+                draft.pieces.push(Piece { file: self.file, range: range.clone(), at: end });
+                end
+            }
+        };
         draft.packed_bytes = at + (range.end - range.start) as usize;
-        draft.pieces.push(Piece { file: self.file, range: range.clone(), at });
         self.pieces.push((range, at));
     }
 
