@@ -12,6 +12,7 @@
 #   REPEAT        timed runs a query where resident    (5)
 #   ANSWERS       folder with sfSF/qNN.parquet answers (tests/answers); DataFusion checks where it has none
 #   DKB_SANITIZE  1 runs compute-sanitizer's four tools over the 22 queries at SF0.01, streamed
+#   FORMATS       the built suite of tests/parquet.rs, to run on the GPU (.carry/parquet-suite.xz unpacked, if any)
 #   DKB_RUN       the program                          (.carry/dkb-run.xz unpacked, else target/release/dkb-run)
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -100,6 +101,21 @@ for scale in $scales; do
     run "sf$scale-devices$devices" "${workload[@]}" --devices "$devices"
   done
 done
+
+# Every encoding, codec and page version, read by the GPU as the parquet crate reads it.
+formats=${FORMATS:-}
+if [ -z "$formats" ] && [ -f .carry/parquet-suite.xz ]; then
+  formats=$data/parquet-suite
+  xz -dc .carry/parquet-suite.xz >"$formats" && chmod +x "$formats" || exit 2
+fi
+if [ -n "$formats" ]; then
+  if DKB_TEST_DEVICE=cuda "$formats" --nocapture >"$out/formats.log" 2>&1; then
+    line formats ok - "$(grep '^test result' "$out/formats.log")"
+  else
+    failed=1
+    line formats failed - "$(grep '^test result' "$out/formats.log" | tail -n 1)"
+  fi
+fi
 
 if [ "${DKB_SANITIZE:-0}" = 1 ]; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)

@@ -34,6 +34,9 @@ pub(crate) struct Exchange {
     scratch_bytes: usize,
 }
 
+/// Memory that holds copies of a peer's buffers.
+pub(super) type Copies = Vec<Box<dyn Memory>>;
+
 /// Something for one device to copy or fold.
 #[derive(Clone, Copy)]
 struct Task<'a> {
@@ -108,7 +111,7 @@ impl Exchange {
         device: usize,
         peer: usize,
         buffers: &[&Shared],
-    ) -> Result<(Vec<u64>, Vec<Box<dyn Memory>>), Error> {
+    ) -> Result<(Vec<u64>, Copies), Error> {
         let mut kept = Vec::new();
         let mut address = |shared: &&Shared| {
             if self.links.reads_peers() {
@@ -219,9 +222,9 @@ impl Exchange {
         let mut uploaded = Vec::new();
         if self.links.reads_peers() {
             for device in 0..self.devices.len() {
-                let lists = [0, 1].map(|stage| {
+                let lists = stages.each_ref().map(|devices| {
                     let mut list = List::default();
-                    stages[stage][device].iter().for_each(|task| list.push(task, task.from.address()));
+                    devices[device].iter().for_each(|task| list.push(task, task.from.address()));
                     list
                 });
                 let memory = self.upload(device, &[&lists[0].tasks[..], &lists[1].tasks].concat())?;

@@ -117,6 +117,7 @@ fn compare(a: i128, scale_a: i8, b: i128, scale_b: i8) -> Ordering {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "rows that are kept are a list of ranges")]
 mod tests {
     use std::fs::File;
     use std::sync::Arc;
