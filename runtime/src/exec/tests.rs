@@ -454,7 +454,8 @@ fn shrunk_sizes_cost_reruns_and_parts_are_reported() {
 fn state_that_outgrows_memory_is_divided() {
     let plan = plan(GROUP, GROUP_SOURCE);
     for devices in [1, 2] {
-        let small = tight(SessionConfig { shrink: Some(4000), ..config(devices) }, 100_000);
+        let streamed = SessionConfig { mode: Mode::Stream, ..config(devices) };
+        let small = tight(SessionConfig { shrink: Some(4000), ..streamed }, 90_000);
         let execution = run(&data(), small, &plan).unwrap();
         assert_eq!(execution.batch.num_rows(), 101);
         assert!(execution.parts > 1);

@@ -15,7 +15,8 @@ use crate::table::{Bounds, Encoding, Factor, Kind, Page, PageKind, Table, TableE
 const ALIGN: usize = 256;
 /// Bytes left readable in front of and behind packed pages.
 const SLACK: usize = 64;
-/// Bytes that are copied rather than skipped: a copy of its own takes about as long.
+/// Bytes that are copied rather than skipped, if they are no more than what follows: a copy of its own takes about
+/// as long.
 const NEAR_BYTES: u64 = 64 << 10;
 /// Bytes that describe a page, at most.
 const TASK_BYTES: u64 = 128;
@@ -329,10 +330,11 @@ impl Chunk {
             return;
         }
         let end = draft.packed_bytes;
+        let near = NEAR_BYTES.min(range.end - range.start);
         let at = match draft.pieces.last_mut() {
             Some(last)
                 if last.file == self.file
-                    && (last.range.end..=last.range.end + NEAR_BYTES).contains(&range.start) =>
+                    && (last.range.end..=last.range.end + near).contains(&range.start) =>
             {
                 let at = last.at + (range.start - last.range.start) as usize;
                 last.range.end = range.end;
