@@ -4,7 +4,7 @@
 //! representation that a plan asks for. The host reads page headers, decompresses what the device cannot, and
 //! decodes the few columns that the device does not read.
 //!
-//! Invariant: what [`Loader::load`] has returned is complete and was checked: every value lies within what its
+//! Invariant: what `Loader::load` has returned is complete and was checked: every value lies within what its
 //! footer says and every code within its dictionary, so that kernels may index by them.
 
 mod draft;

@@ -10,7 +10,7 @@ use super::{Table, TableError, workers};
 
 impl Table {
     /// The text of rows of a column, in the given order. Row groups are decoded when one of their rows is
-    /// first asked for, and kept until [`Self::drop_text`].
+    /// first asked for, and kept while the session needs them.
     ///
     /// # Errors
     /// No such column or row, no text, or unreadable files.
