@@ -67,11 +67,6 @@ template <class T, class F> DKB_FN void fold_task(const ExchangeTask& task, F f)
   EXCHANGE_ROWS(i, count - tail, task.first) into[tail + i] = f(into[tail + i], from[tail + i]);
 }
 
-DKB_FN f64 fold_f64(u64 bits) {
-  f64 v;
-  memcpy(&v, &bits, 8);
-  return v;
-}
 DKB_FN u64 fold_bits(f64 v) {
   u64 bits;
   memcpy(&bits, &v, 8);
@@ -105,7 +100,7 @@ DKB_FN void fold(const ExchangeTask& task) {
     case FOLD_SUM * 16 + ELEM_I64: return fold_sum<u64>(task);
     case FOLD_SUM * 16 + ELEM_I128: return fold_sum<u128>(task);
     case FOLD_SUM * 16 + ELEM_F64:
-      return fold_task<u64>(task, [](u64 a, u64 b) { return fold_bits(fold_f64(a) + fold_f64(b)); });
+      return fold_task<u64>(task, [](u64 a, u64 b) { return fold_bits(word_f64(a) + word_f64(b)); });
     case FOLD_MIN * 16 + ELEM_U8: return fold_min<u8>(task);
     case FOLD_MIN * 16 + ELEM_U16: return fold_min<u16>(task);
     case FOLD_MIN * 16 + ELEM_U32: return fold_min<u32>(task);

@@ -24,9 +24,6 @@ use crate::table::{DataSet, Dictionary, HostColumn, Table, TableError};
 /// One part in this many of a device's memory is left for partitions on their way, whatever state needs.
 const STREAM_SHARE: u64 = 4;
 
-/// Defined bytes behind text: kernels read it in words of eight bytes.
-const TEXT_PADDING: [u8; 8] = [0; 8];
-
 /// Partition borders are multiples of this many rows where tables are large enough.
 const ROW_ALIGN: u64 = 256;
 
@@ -152,7 +149,8 @@ impl DeviceColumn {
             found.valid = valid.address() + at;
         }
         if let Some((_, text)) = self.text.iter().find(|(rows, _)| rows.start == first_row) {
-            (found.offsets, found.bytes) = (text.offsets.address(), text.bytes.address());
+            let text = text.pointers();
+            (found.offsets, found.bytes) = (text.offsets, text.bytes);
         }
         found
     }
@@ -160,22 +158,16 @@ impl DeviceColumn {
 
 /// A table-wide dictionary on one device.
 pub(crate) struct DeviceDict {
-    offsets: Box<dyn Memory>,
-    bytes: Box<dyn Memory>,
+    text: Text,
     entries: u32,
 }
 
 impl DeviceDict {
     fn new(device: &dyn Device, dictionary: &Dictionary) -> Result<DeviceDict, DeviceError> {
-        let offsets: Vec<u8> = dictionary.offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
-        let b = device.alloc(dictionary.bytes.len() + TEXT_PADDING.len())?;
-        let o = device.alloc(offsets.len().max(4))?;
-        device.upload(o.as_ref(), 0, &offsets)?;
-        device.upload(b.as_ref(), 0, &dictionary.bytes)?;
-        device.upload(b.as_ref(), dictionary.bytes.len(), &TEXT_PADDING)?;
+        let text = Text::upload(device, &dictionary.offsets, &dictionary.bytes)?;
         // For loads, which have an order of work of their own.
         device.synchronize()?;
-        Ok(DeviceDict { offsets: o, bytes: b, entries: dictionary.len() as u32 })
+        Ok(DeviceDict { text, entries: dictionary.len() as u32 })
     }
 
     /// Number of entries.
@@ -185,7 +177,7 @@ impl DeviceDict {
 
     /// Where the dictionary lies.
     pub(crate) fn pointers(&self) -> Pointers {
-        Pointers { offsets: self.offsets.address(), bytes: self.bytes.address(), ..Pointers::default() }
+        self.text.pointers()
     }
 }
 

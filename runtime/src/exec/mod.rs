@@ -3,6 +3,7 @@
 //! * `program`: the plan with names resolved to indices;
 //! * `buffers`: sizes, and where buffers lie;
 //! * `columns`: tables' columns on devices, resident or streamed;
+//! * `feed`: streamed partitions on their way to the devices;
 //! * `prune`: row groups that a phase may skip;
 //! * `schedule`: phases, launches, reruns;
 //! * `replay`: runs that issue what an earlier one did;

@@ -64,12 +64,6 @@ const PLAIN: u64 = 2 << 62;
 const ENTRIES: u64 = 3 << 62;
 const PART: u64 = 3 << 62;
 
-/// Where the chunk of a want in a row group comes from, by chunk task.
-struct Origin {
-    want: usize,
-    group: usize,
-}
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct Draft {
@@ -91,7 +85,6 @@ pub(super) struct Draft {
     pub(super) fixed: Vec<PageTask>,
     /// Data pages of columns of text.
     pub(super) text: Vec<PageTask>,
-    origins: Vec<Origin>,
     /// By column task.
     pub(super) wants: Vec<usize>,
 }
@@ -154,7 +147,6 @@ impl Draft {
             self.columns.push(task);
             self.wants.push(at);
         }
-        self.origins.push(Origin { want: at, group });
         self.chunk(table, target, column as u32, group, part, rows.start)
     }
 
@@ -299,9 +291,9 @@ impl Draft {
         bytes
     }
 
-    /// The want and the row group of a chunk task.
-    pub(super) fn origin(&self, chunk: usize) -> Option<(usize, usize)> {
-        self.origins.get(chunk).map(|o| (o.want, o.group))
+    /// The want of a chunk task.
+    pub(super) fn want_of(&self, chunk: usize) -> Option<usize> {
+        self.wants.get(self.chunks.get(chunk)?.column as usize).copied()
     }
 }
 

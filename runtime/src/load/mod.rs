@@ -53,16 +53,24 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// Where it lies.
+    pub(crate) fn pointers(&self) -> Pointers {
+        Pointers { offsets: self.offsets.address(), bytes: self.bytes.address(), ..Pointers::default() }
+    }
+
     /// From the host.
-    fn upload(device: &dyn Device, column: &HostColumn) -> Result<Text, Error> {
-        let offsets: Vec<u8> = column.offsets.iter().flatten().flat_map(|o| o.to_le_bytes()).collect();
+    ///
+    /// # Errors
+    /// Out of memory, or a failed device call.
+    pub(crate) fn upload(device: &dyn Device, offsets: &[u32], bytes: &[u8]) -> Result<Text, DeviceError> {
+        let offsets: Vec<u8> = offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
         let text = Text {
             offsets: device.alloc(offsets.len().max(4))?,
-            bytes: device.alloc(column.values.len() + TEXT_PADDING.len())?,
+            bytes: device.alloc(bytes.len() + TEXT_PADDING.len())?,
         };
         device.upload(text.offsets.as_ref(), 0, &offsets)?;
-        device.upload(text.bytes.as_ref(), 0, &column.values)?;
-        device.upload(text.bytes.as_ref(), column.values.len(), &TEXT_PADDING)?;
+        device.upload(text.bytes.as_ref(), 0, bytes)?;
+        device.upload(text.bytes.as_ref(), bytes.len(), &TEXT_PADDING)?;
         Ok(text)
     }
 }
@@ -161,8 +169,7 @@ impl Loader {
             for (want, text) in wants.iter().zip(&mut texts) {
                 if want.values.is_none() && text.is_none() {
                     // No rows at all.
-                    let none = HostColumn { offsets: Some(vec![0]), ..HostColumn::default() };
-                    *text = Some(Text::upload(self.device.as_ref(), &none)?);
+                    *text = Some(Text::upload(self.device.as_ref(), &[0], &[])?);
                 }
             }
             self.device.synchronize()?;
@@ -180,7 +187,10 @@ impl Loader {
                 self.device.upload(memory, offset, &column.values)?;
                 Ok(None)
             }
-            None => Text::upload(self.device.as_ref(), column).map(Some),
+            None => {
+                let offsets = column.offsets.as_deref().unwrap_or_default();
+                Ok(Some(Text::upload(self.device.as_ref(), offsets, &column.values)?))
+            }
         }
     }
 
@@ -278,8 +288,8 @@ impl Loader {
             Reason::TooMuchText => draft.chunks.iter().position(|c| c.column as usize == task),
             _ => pages.get(task).map(|p| p.chunk as usize),
         };
-        match chunk.and_then(|chunk| draft.origin(chunk)) {
-            Some((want, _)) => Ok(Some((want, failure.reason))),
+        match chunk.and_then(|chunk| draft.want_of(chunk)) {
+            Some(want) => Ok(Some((want, failure.reason))),
             None => Err(Error::Execution(format!("table `{}`: {}", table.info.name, failure.reason))),
         }
     }
