@@ -136,12 +136,18 @@ struct Lane {
     ready: VecDeque<Piece>,
     /// The stages of the loads under way.
     loading: Vec<usize>,
-    /// Loads that wait to be alone, the one that is included.
-    waiting: usize,
-    /// Whether a load is to be alone.
-    starved: bool,
+    /// The stages of those among them that found no memory. While there are any, no other load begins.
+    waiting: Vec<usize>,
+    /// Whether one of these has its turn.
+    alone: bool,
     /// Pieces that kernels may be using.
     held: usize,
+}
+
+impl Lane {
+    fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && self.held == 0 && self.loading.len() == self.waiting.len()
+    }
 }
 
 struct State {
@@ -269,8 +275,9 @@ impl<'a> Feed<'a> {
         let release = |held: &mut Vec<Piece>| {
             // Kernels must be done with the columns before their memory is given back.
             queue.synchronize()?;
-            self.lock().lanes[device].held -= held.len();
+            let count = held.len();
             held.clear();
+            self.lock().lanes[device].held -= count;
             self.changed.notify_all();
             Ok::<_, Error>(())
         };
@@ -306,7 +313,7 @@ impl<'a> Feed<'a> {
                 self.changed.notify_all();
                 return Ok(Next::Piece(piece));
             }
-            if lane.starved && holds {
+            if !lane.waiting.is_empty() && holds {
                 return Ok(Next::Release);
             }
             let loading = lane.loading.contains(&stage);
@@ -318,7 +325,7 @@ impl<'a> Feed<'a> {
     }
 
     fn queue<'q>(&self, queues: &'q [VecDeque<usize>], device: usize) -> &'q VecDeque<usize> {
-        &queues[if queues.len() > 1 { device } else { 0 }]
+        &queues[queue_of(queues, device)]
     }
 
     /// What a loading thread does.
@@ -345,11 +352,11 @@ impl<'a> Feed<'a> {
                 return None;
             }
             let lane = &state.lanes[device];
-            if !lane.starved && lane.ready.len() < READY {
+            if lane.waiting.is_empty() && lane.ready.len() < READY {
                 let first =
                     (0..self.stages.len()).find(|s| !self.queue(&state.left[*s], device).is_empty())?;
                 let queues = &mut state.left[first];
-                let at = if queues.len() > 1 { device } else { 0 };
+                let at = queue_of(queues, device);
                 let stage = &self.stages[first];
                 let best = self.best(device, stage, &queues[at]);
                 let piece = queues[at].remove(best)?;
@@ -391,50 +398,62 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// Loads rows once nothing else is under way on a device.
+    /// Loads rows once nothing else is under way on a device. Loads that wait have their turns in the order of
+    /// their stages, for kernels come to a later stage only when they are through with the earlier ones.
     fn alone(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {
         let mut state = self.lock();
-        state.lanes[device].waiting += 1;
+        state.lanes[device].waiting.push(stage);
         self.changed.notify_all();
-        while state.lanes[device].starved && !state.closed {
+        loop {
+            if state.closed || state.failed.is_some() {
+                return Err(Error::Execution("another load failed".to_owned()));
+            }
+            let State { left, lanes, .. } = &mut *state;
+            let lane = &mut lanes[device];
+            if !lane.alone && lane.waiting.iter().all(|other| stage <= *other) {
+                self.put_back(left, lane, device, stage);
+                if lane.is_quiet() {
+                    lane.alone = true;
+                    break;
+                }
+            }
             state = self.wait(state);
         }
-        state.lanes[device].starved = true;
         drop(state);
-        let brought = self.quiet(device, stage).and_then(|()| self.halve(device, loader, stage, rows));
+        let brought = self.halve(device, loader, stage, rows);
         let lane = &mut self.lock().lanes[device];
-        lane.starved = false;
-        lane.waiting -= 1;
+        lane.alone = false;
+        if let Some(at) = lane.waiting.iter().position(|other| *other == stage) {
+            lane.waiting.swap_remove(at);
+        }
         self.changed.notify_all();
         brought
     }
 
-    /// Waits until a device holds no piece and loads none; those of later stages go back to their queues.
-    fn quiet(&self, device: usize, stage: usize) -> Result<(), Error> {
+    /// Drops pieces of stages behind `stage` that are ready, for later.
+    fn put_back(&self, left: &mut [Vec<VecDeque<usize>>], lane: &mut Lane, device: usize, stage: usize) {
+        lane.ready.retain(|piece| {
+            let pieces = &self.stages[piece.stage].pieces;
+            let place = pieces.iter().position(|rows| piece.stage > stage && *rows == piece.rows);
+            if let Some(place) = place {
+                let queues = &mut left[piece.stage];
+                let at = queue_of(queues, device);
+                queues[at].push_front(place);
+            }
+            place.is_none()
+        });
+    }
+
+    /// Waits until kernels are through with what was loaded alone.
+    fn quiet(&self, device: usize) -> Result<(), Error> {
         let mut state = self.lock();
-        loop {
-            let State { left, lanes, closed, failed } = &mut *state;
-            if *closed || failed.is_some() {
+        while !state.lanes[device].is_quiet() {
+            if state.closed || state.failed.is_some() {
                 return Err(Error::Execution("another load failed".to_owned()));
             }
-            let lane = &mut lanes[device];
-            lane.ready.retain(|piece| {
-                let stays = piece.stage <= stage;
-                let place = self.stages[piece.stage].pieces.iter().position(|rows| *rows == piece.rows);
-                if let (false, Some(place)) = (stays, place) {
-                    let queues = &mut left[piece.stage];
-                    let at = if queues.len() > 1 { device } else { 0 };
-                    queues[at].push_front(place);
-                    return false;
-                }
-                true
-            });
-            if lane.ready.is_empty() && lane.held == 0 && lane.loading.len() == lane.waiting {
-                return Ok(());
-            }
-            self.changed.notify_all();
             state = self.wait(state);
         }
+        Ok(())
     }
 
     fn halve(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {
@@ -453,7 +472,7 @@ impl<'a> Feed<'a> {
             Ok(piece) => {
                 self.lock().lanes[device].ready.push_back(piece);
                 self.changed.notify_all();
-                self.quiet(device, stage)
+                self.quiet(device)
             }
             Err(error) => Err(error),
         }
@@ -520,6 +539,11 @@ impl Drop for Close<'_, '_> {
         self.0.lock().closed = true;
         self.0.changed.notify_all();
     }
+}
+
+/// Which of a stage's queues a device takes from: all share one, or each has its own.
+fn queue_of(queues: &[VecDeque<usize>], device: usize) -> usize {
+    device.min(queues.len() - 1)
 }
 
 /// How many loads may be under way beside each other: as many as there are loaders, fewer where pieces would
