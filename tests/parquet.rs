@@ -42,7 +42,9 @@ fn device() -> Arc<dyn Device> {
         Ok("cuda") => DeviceKind::Cuda,
         _ => DeviceKind::Host,
     };
-    open_devices(kind, &DeviceSpec::default()).expect("a device").remove(0)
+    // Tests beside each other share a GPU.
+    let spec = DeviceSpec { memory_bytes: Some(4 << 30), ..DeviceSpec::default() };
+    open_devices(kind, &spec).expect("a device").remove(0)
 }
 
 /// Which rows of a column are NULL.

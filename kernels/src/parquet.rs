@@ -12,7 +12,8 @@ use crate::source::Builtin;
 ///
 /// | kernel | arguments | threads needed |
 /// | --- | --- | --- |
-/// | `dkb_decompress` | count, `PageInput*`, next (u64 cell, 0), error | 32 a page |
+/// | `dkb_gather` | count, `CopyTask*` | any, for the link is what takes time |
+/// | `dkb_decompress` | count, `PageInput*`, error | 64 a page |
 /// | `dkb_dictionaries` | count, `ChunkTask*`, `ColumnTask*`, error | 256 a chunk |
 /// | `dkb_decode` | count, `PageTask*`, `ChunkTask*`, `ColumnTask*`, error | 256 a page |
 /// | `dkb_text_lengths` | count, `PageTask*`, `ChunkTask*`, `ColumnTask*`, error | 256 a page |
@@ -30,6 +31,8 @@ pub const PARQUET: Builtin = Builtin {
     name: "common.cuh",
     source: concat!(
         include_str!("../cuda/parquet/common.cuh"),
+        "#line 1 \"gather.cuh\"\n",
+        include_str!("../cuda/parquet/gather.cuh"),
         "#line 1 \"decompress.cuh\"\n",
         include_str!("../cuda/parquet/decompress.cuh"),
         "#line 1 \"runs.cuh\"\n",
@@ -40,6 +43,7 @@ pub const PARQUET: Builtin = Builtin {
         include_str!("../cuda/parquet/text.cuh"),
     ),
     kernels: &[
+        "dkb_gather",
         "dkb_decompress",
         "dkb_dictionaries",
         "dkb_decode",
@@ -90,6 +94,21 @@ macro_rules! device_struct {
             }
         }
     };
+}
+
+/// Both addresses of a [`CopyTask`] are as far behind a multiple of this many bytes, from which on its bytes are
+/// copied; behind it, bytes up to a multiple of 16.
+pub const COPY_ALIGN: usize = 128;
+
+device_struct! {
+    /// A stretch of a file, for `dkb_gather`; see [`COPY_ALIGN`].
+    CopyTask, 24 bytes,
+    /// In host memory that the device reads in place.
+    from: u64,
+    /// In device memory.
+    to: u64,
+    /// How much.
+    bytes: u64,
 }
 
 device_struct! {

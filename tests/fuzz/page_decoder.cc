@@ -121,10 +121,9 @@ static bool decompress(const Bytes& from, u32 plain_bytes, u32 codec, Bytes* to)
   Bytes plain[2];
   for (int way = 0; way < 2; ++way) {
     Memory output(plain_bytes, 0, 0xEE);
-    u64 next = 0;
     PageInput page = {input.at, output.at, u32(from.size()), plain_bytes, codec, 7};
     in_batches = way == 1;
-    dkb_decompress(1, &page, &next, &error[way]);
+    dkb_decompress(1, &page, &error[way]);
     plain[way].assign(output.at, output.at + plain_bytes);
   }
   if (error[0] != error[1]) fail("batches and units disagree on whether the page is malformed");

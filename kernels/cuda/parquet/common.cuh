@@ -10,6 +10,12 @@
 
 // ---------------------------------------------------------------- what the host tells; see parquet.rs
 
+struct CopyTask {
+  const u8* from;
+  u8* to;
+  u64 bytes;
+};
+
 struct PageInput {
   const u8* from;
   u8* to;
@@ -44,6 +50,7 @@ struct ColumnTask {
   u32 dict_entries, kind, physical, type_length, elem_bytes, flags;
 };
 
+static_assert(sizeof(CopyTask) == 24, "as in parquet.rs");
 static_assert(sizeof(PageInput) == 32 && sizeof(PageTask) == 56, "as in parquet.rs");
 static_assert(sizeof(ChunkTask) == 80 && sizeof(ColumnTask) == 128, "as in parquet.rs");
 
@@ -112,8 +119,12 @@ struct Alone {
 typedef Alone Warp;
 typedef Alone Block;
 
-#define WARPS 1
-DKB_FN u32 warp_of_block() { return 0; }
+struct Pair {
+  static bool first() { return true; }
+  static bool second() { return true; }
+  static void sync() {}
+};
+
 DKB_FN u64 block_index() { return dkb_block; }
 DKB_FN u64 block_count() { return dkb_blocks; }
 DKB_FN void prefetch(const u8*) {}
@@ -137,6 +148,14 @@ struct Warp {
   }
 };
 
+// The two warps of a block: the second does what the first has made ready before the last `sync`. One lane alone is
+// both.
+struct Pair {
+  DKB_MEMBER static bool first() { return threadIdx.x < 32; }
+  DKB_MEMBER static bool second() { return threadIdx.x >= 32; }
+  DKB_MEMBER static void sync() { __syncthreads(); }
+};
+
 struct Block {
   static constexpr u32 LANES = 256;
   DKB_MEMBER static u32 lane() { return threadIdx.x; }
@@ -156,8 +175,6 @@ struct Block {
   }
 };
 
-#define WARPS (Block::LANES / 32)
-DKB_FN u32 warp_of_block() { return threadIdx.x / 32; }
 DKB_FN u64 block_index() { return blockIdx.x; }
 DKB_FN u64 block_count() { return gridDim.x; }
 DKB_FN void prefetch(const u8* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -210,6 +227,19 @@ DKB_FN u64 bits_at(const u8* p, u64 bit, u32 width, u64) {
 struct alignas(16) Words {
   u32 word[4];
 };
+
+// Reads what is not read again.
+DKB_FN Words load_once(const Words* p) {
+#ifdef DKB_HOST
+  return *p;
+#else
+  Words w;
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+               : "l"(p));
+  return w;
+#endif
+}
 
 // Copies `n` bytes that do not overlap; a warp takes part.
 DKB_FN void copy_bytes(u8* __restrict__ to, const u8* __restrict__ from, u32 n) {

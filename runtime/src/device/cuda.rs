@@ -26,12 +26,12 @@ pub(crate) use self::peer::CudaLinks;
 use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
-use super::{Device, DeviceError, Download, Mark, Memory, Module, Recording, Registration};
+use super::{Device, DeviceError, Download, Mark, Memory, Module, Priority, Recording, Registration};
 use crate::trace::now_ms;
 
-/// Threads a block.
+/// Threads a block, unless a kernel's launch bounds say fewer.
 const BLOCK_THREADS: u64 = 256;
-/// Blocks a multiprocessor at most; kernels loop over what is left.
+/// Blocks of so many threads a multiprocessor at most; kernels loop over what is left.
 const BLOCKS_PER_SM: u64 = 16;
 /// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
 const MEMORY_PERCENT: usize = 90;
@@ -100,7 +100,7 @@ pub fn open(ordinals: &[usize], memory_bytes: Option<u64>) -> Result<Vec<CudaDev
             )));
         }
         let arena = Arc::new(Arena::new(gpu.context.clone(), limit, gpu.sanitize));
-        devices.push(CudaDevice::on(gpu, name, arena)?);
+        devices.push(CudaDevice::on(gpu, name, arena, Priority::High)?);
     }
     Ok(devices)
 }
@@ -163,10 +163,22 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    fn on(gpu: Arc<Gpu>, name: String, arena: Arc<Arena>) -> Result<CudaDevice, DeviceError> {
-        let stream = gpu.context.new_stream().map_err(|e| call_error(&name, "cuStreamCreate", e))?;
+    fn on(
+        gpu: Arc<Gpu>,
+        name: String,
+        arena: Arc<Arena>,
+        priority: Priority,
+    ) -> Result<CudaDevice, DeviceError> {
+        let stream = result::stream::get_priority_range().and_then(|(least, greatest)| {
+            gpu.context.new_stream_with_priority(match priority {
+                Priority::High => greatest,
+                Priority::Low => least,
+            })
+        });
+        let stream = stream.map_err(|e| call_error(&name, "cuStreamCreate", e))?;
         let queue = arena.join(stream.clone());
-        Ok(CudaDevice { name, gpu, stream, arena, queue, staging: Mutex::default(), fill: Mutex::default() })
+        let (staging, fill) = (Mutex::default(), Mutex::default());
+        Ok(CudaDevice { name, gpu, stream, arena, queue, staging, fill })
     }
 
     /// The GPU's context, for work beyond [`Device`] such as peer access.
@@ -241,10 +253,11 @@ impl CudaDevice {
         if threads == 0 {
             return Ok(());
         }
-        let blocks = threads.div_ceil(BLOCK_THREADS).min(self.gpu.multiprocessors * BLOCKS_PER_SM) as u32;
+        let most = self.gpu.multiprocessors * BLOCKS_PER_SM * BLOCK_THREADS;
+        let blocks = threads.min(most).div_ceil(function.block_threads) as u32;
         let mut pointers: Vec<*mut c_void> =
             args.iter().map(|arg| std::ptr::from_ref(arg) as *mut c_void).collect();
-        let (grid, block) = ((blocks, 1, 1), (BLOCK_THREADS as u32, 1, 1));
+        let (grid, block) = ((blocks, 1, 1), (function.block_threads as u32, 1, 1));
         // SAFETY: the function belongs to a loaded module; there is a value of 8 bytes for each of its
         // parameters, which the driver copies before it returns. What the kernel does with them is the plan's
         // responsibility: a plan that is not accepted runs in a process of its own.
@@ -304,9 +317,22 @@ impl Device for CudaDevice {
         self.arena.free_bytes() as u64
     }
 
-    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
+    fn fork(&self, priority: Priority) -> Result<Arc<dyn Device>, DeviceError> {
         self.bind()?;
-        Ok(Arc::new(CudaDevice::on(self.gpu.clone(), self.name.clone(), self.arena.clone())?))
+        let (gpu, name, arena) = (self.gpu.clone(), self.name.clone(), self.arena.clone());
+        let fork = CudaDevice::on(gpu, name, arena, priority)?;
+        // Pinning takes milliseconds, in which the driver does nothing else.
+        fork.with_staging("allocating pinned memory", |_| Ok(()))?;
+        Ok(Arc::new(fork))
+    }
+
+    fn follow(&self, other: &dyn Device) -> Result<(), DeviceError> {
+        let Some(other) = other.as_any().downcast_ref::<CudaDevice>() else {
+            return Err(self.failure("cuStreamWaitEvent", "the other device is of another kind"));
+        };
+        self.bind()?;
+        let given = Event::record(&other.stream).and_then(|event| event.hold(&self.stream));
+        given.map_err(|e| self.error("cuStreamWaitEvent", e))
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
@@ -352,29 +378,26 @@ impl Device for CudaDevice {
     unsafe fn register(&self, address: *const u8, bytes: usize) -> Result<Option<Registration>, DeviceError> {
         self.bind()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        let host = address as *mut c_void;
         // SAFETY: the caller keeps the range mapped for as long as the registration lives.
-        let status = unsafe { sys::cuMemHostRegister_v2(address as *mut c_void, bytes, flags) };
+        let status = unsafe { sys::cuMemHostRegister_v2(host, bytes, flags) };
         if let Err(e) = status.result() {
-            tracing::info!("{}: copies go through pinned memory: cuMemHostRegister: {}", self.name, words(e));
+            tracing::info!(
+                "{}: files are read into pinned memory: cuMemHostRegister: {}",
+                self.name,
+                words(e)
+            );
             return Ok(None);
         }
-        Ok(Some(Box::new(Registered { address: address as usize, context: self.gpu.context.clone() })))
-    }
-
-    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
-        self.bind()?;
-        // One call a piece. cuMemcpyBatchAsync is faster by a fifth, but where several streams use it at once
-        // (driver 580), bytes arrive late or wrong.
-        for (offset, bytes) in pieces.iter().filter(|(_, bytes)| !bytes.is_empty()) {
-            super::check_range(&self.name, "upload", memory, *offset, bytes.len())?;
-            let (to, from) = (memory.address() + *offset as u64, bytes.as_ptr().cast());
-            // SAFETY: the destination lies within an allocation of this device; the source is registered and
-            // outlives the copy, as the trait asks.
-            unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes.len(), self.stream.cu_stream()) }
-                .result()
-                .map_err(|e| self.error("cuMemcpyHtoDAsync", e))?;
+        let registered = Registered { address: address as usize, context: self.gpu.context.clone() };
+        let mut seen = 0;
+        // SAFETY: writes one address; the range is registered.
+        let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut seen, host, 0) };
+        if status.result().is_err() || seen != address as u64 {
+            tracing::info!("{}: files are read into pinned memory: kernels see them elsewhere", self.name);
+            return Ok(None);
         }
-        Ok(())
+        Ok(Some(Box::new(registered)))
     }
 
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -448,7 +471,7 @@ impl Device for CudaDevice {
     fn mark(&self) -> Result<Box<dyn Mark>, DeviceError> {
         self.bind()?;
         let mark = Event::record(&self.stream).map_err(|e| self.error("cuEventRecord", e))?;
-        Ok(Box::new(EventMark { mark, gpu: self.gpu.clone(), device: self.name.clone() }))
+        Ok(self.event_mark(mark))
     }
 
     fn synchronize(&self) -> Result<(), DeviceError> {
@@ -468,6 +491,10 @@ extern \"C\" __global__ void dkb_fill(u64* words, u64 even, u64 odd, u64 count) 
 ";
 
 impl CudaDevice {
+    fn event_mark(&self, mark: Event) -> Box<dyn Mark> {
+        Box::new(EventMark { mark, gpu: self.gpu.clone(), device: self.name.clone() })
+    }
+
     /// Fills with a pattern of 8 or 16 bytes that the driver has no call for.
     fn fill_words(&self, address: u64, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError> {
         let module = {
@@ -537,7 +564,7 @@ impl Mark for EventMark {
     }
 }
 
-/// Host memory that the GPUs' copy engines read in place.
+/// Host memory that the GPUs read in place.
 struct Registered {
     address: usize,
     context: Arc<CudaContext>,
@@ -624,7 +651,7 @@ mod tests {
         assert!(first == again.address() || devices[0].gpu.sanitize);
         assert!(matches!(devices[0].alloc(half), Err(DeviceError::OutOfMemory { .. })));
         drop(again);
-        let fork = devices[0].fork().unwrap();
+        let fork = devices[0].fork(Priority::Low).unwrap();
         let taken = fork.alloc(half).unwrap();
         assert!(devices[0].free_bytes() < half as u64);
         drop(taken);

@@ -17,7 +17,9 @@ use dkb_kernels::{Builtin, Elem, Plan};
 use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
-use super::{Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Registration, shorten};
+use super::{
+    Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration, shorten,
+};
 use crate::trace::now_ms;
 
 const FLAGS: [&str; 11] = [
@@ -137,7 +139,7 @@ impl Device for HostDevice {
         self.memory_bytes.saturating_sub(self.used.load(Ordering::Relaxed) as u64)
     }
 
-    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
+    fn fork(&self, _: Priority) -> Result<Arc<dyn Device>, DeviceError> {
         let HostDevice { index, workers, memory_bytes, .. } = *self;
         let (used, cache) = (self.used.clone(), self.cache.clone());
         Ok(Arc::new(HostDevice { index, workers, memory_bytes, used, cache }))
@@ -190,10 +192,6 @@ impl Device for HostDevice {
 
     unsafe fn register(&self, _: *const u8, _: usize) -> Result<Option<Registration>, DeviceError> {
         Ok(Some(Box::new(())))
-    }
-
-    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
-        pieces.iter().try_for_each(|(offset, bytes)| self.upload(memory, *offset, bytes))
     }
 
     fn download(&self, memory: &dyn Memory, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {

@@ -94,7 +94,16 @@ pub struct Download<'a> {
     pub bytes: &'a mut [u8],
 }
 
-/// Host memory made known to a device's copy engines; undone when dropped.
+/// Whose work goes first where that of several forks waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// That of devices themselves and of such forks.
+    High,
+    /// Work that fills what the other leaves.
+    Low,
+}
+
+/// Host memory made known to devices; undone when dropped.
 pub type Registration = Box<dyn Send + Sync>;
 
 /// A device. Calls take `&self` and may come from any one thread at a time.
@@ -117,7 +126,15 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// A failed device call.
-    fn fork(&self) -> Result<Arc<dyn Device>, DeviceError>;
+    fn fork(&self, priority: Priority) -> Result<Arc<dyn Device>, DeviceError>;
+    /// Makes this device's later work wait for what `other`, the same device or a fork of it, has been given.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn follow(&self, other: &dyn Device) -> Result<(), DeviceError> {
+        let _ = other;
+        Ok(())
+    }
     /// Compiles a plan's source (see [`dkb_kernels::cuda_translation_unit`]), or takes it from the disk
     /// cache.
     ///
@@ -162,20 +179,15 @@ pub trait Device: Send + Sync {
         bytes: usize,
         write: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), DeviceError>;
-    /// Lets all devices of this kind read host memory in place; None if the system does not allow that.
+    /// Lets kernels of all devices of this kind read host memory at its address; None if the system does not
+    /// allow that.
     ///
     /// # Errors
     /// A failure of earlier work.
     ///
     /// # Safety
-    /// The range stays readable until the registration is dropped, and is then not being copied.
+    /// The range stays readable until the registration is dropped, and is then not being read.
     unsafe fn register(&self, address: *const u8, bytes: usize) -> Result<Option<Registration>, DeviceError>;
-    /// Copies pieces of registered memory to `memory`, each to its offset. They are read when the copies'
-    /// turn comes, so they stay as they are until then.
-    ///
-    /// # Errors
-    /// A failed device call, now or from earlier work.
-    fn upload_registered(&self, memory: &dyn Memory, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError>;
     /// Copies from `memory` at `offset` into `bytes`, waiting for all earlier work.
     ///
     /// # Errors

@@ -279,7 +279,7 @@ impl Store {
         let cut = |t: &Arc<Table>| Ok((t.info.name.clone(), Cut::new(t, chunk_bytes, devices.len())?));
         let cuts = data.tables.iter().map(cut).collect::<Result<_, TableError>>()?;
         let loaders = |(number, device): (usize, &Arc<dyn Device>)| {
-            (0..device.loads()).map(|_| Loader::new(device, number, shared.clone())).collect()
+            Loader::several(device.loads(), device, number, &shared)
         };
         let loaders = devices.iter().enumerate().map(loaders).collect::<Result<_, Error>>()?;
         Ok(Store {

@@ -134,8 +134,12 @@ struct Piece {
 #[derive(Default)]
 struct Lane {
     ready: VecDeque<Piece>,
+    /// Threads that load.
+    loaders: usize,
     /// The stages of the loads under way.
     loading: Vec<usize>,
+    /// By stage: pieces that this device has taken.
+    taken: Vec<usize>,
     /// The stages of those among them that found no memory. While there are any, no other load begins.
     waiting: Vec<usize>,
     /// Whether one of these has its turn.
@@ -145,6 +149,11 @@ struct Lane {
 }
 
 impl Lane {
+    /// Whether another piece may be loaded, and a thread is there to do it.
+    fn has_room(&self) -> bool {
+        self.waiting.is_empty() && self.ready.len() < READY && self.loading.len() < self.loaders
+    }
+
     fn is_quiet(&self) -> bool {
         self.ready.is_empty() && self.held == 0 && self.loading.len() == self.waiting.len()
     }
@@ -223,7 +232,9 @@ impl<'a> Feed<'a> {
             numbers.insert((visit.step, visit.pass), stages.len());
             stages.push(Stage { table: visit.table.clone(), columns: columns[at].clone(), keeps, pieces });
         }
-        let lanes = store.devices.iter().map(|_| Lane::default()).collect();
+        let (loaders, taken) = (loads as usize, vec![0; stages.len()]);
+        let lane = |_| Lane { loaders, taken: taken.clone(), ..Lane::default() };
+        let lanes = store.devices.iter().map(lane).collect();
         let state = State { left, lanes, failed: None, closed: false };
         Ok(Feed { store, loads, stages, numbers, state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -342,6 +353,8 @@ impl<'a> Feed<'a> {
             }
             self.changed.notify_all();
         }
+        self.lock().lanes[device].loaders -= 1;
+        self.changed.notify_all();
     }
 
     /// The next piece that a device should load; None if nothing is left.
@@ -352,16 +365,24 @@ impl<'a> Feed<'a> {
                 return None;
             }
             let lane = &state.lanes[device];
-            if lane.waiting.is_empty() && lane.ready.len() < READY {
+            if lane.has_room() {
                 let first =
                     (0..self.stages.len()).find(|s| !self.queue(&state.left[*s], device).is_empty())?;
-                let queues = &mut state.left[first];
-                let at = queue_of(queues, device);
-                let stage = &self.stages[first];
-                let best = self.best(device, stage, &queues[at]);
-                let piece = queues[at].remove(best)?;
-                state.lanes[device].loading.push(first);
-                return Some((first, stage.pieces[piece].clone()));
+                // Few large pieces would otherwise all go to the device that asks first.
+                let behind = |other: &Lane| other.has_room() && other.taken[first] < lane.taken[first];
+                let shared = state.left[first].len() == 1;
+                if !(shared && state.lanes.iter().any(behind)) {
+                    let queues = &mut state.left[first];
+                    let at = queue_of(queues, device);
+                    let stage = &self.stages[first];
+                    let best = self.best(device, stage, &queues[at]);
+                    let piece = queues[at].remove(best)?;
+                    let lane = &mut state.lanes[device];
+                    lane.loading.push(first);
+                    lane.taken[first] += 1;
+                    self.changed.notify_all();
+                    return Some((first, stage.pieces[piece].clone()));
+                }
             }
             state = self.wait(state);
         }

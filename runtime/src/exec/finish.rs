@@ -4,14 +4,18 @@
 //! that comparing rows is comparing integers.
 
 use std::cmp::Ordering;
+use std::convert::Infallible;
 use std::ops::Range;
 
 use dkb_kernels::Elem;
 
 use super::result::RawColumn;
+use crate::table::{split, workers};
 
 /// Rows that are packed at a time.
 const BLOCK_ROWS: usize = 1024;
+/// Rows from which on another core is worth its start.
+const PART_ROWS: usize = 32 << 10;
 
 /// One sort key over raw rows: every value as an integer that orders as the SQL value does.
 #[derive(Clone, Copy)]
@@ -71,10 +75,12 @@ word!(u64);
 word!(u128);
 
 impl<'a> Field<'a> {
-    fn new(mut key: Key<'a>) -> Field<'a> {
+    fn new(mut key: Key<'a>, rows: usize) -> Field<'a> {
         let null_bit = key.column.valid.is_some_and(|v| v.contains(&0));
         key.column.valid = key.column.valid.filter(|_| null_bit);
-        let bounds = key.column.bounds().unwrap_or_default();
+        let bounds = in_parts(rows, |part| key.column.rows(part).bounds());
+        let widen = |a: (i128, i128), b: (i128, i128)| (a.0.min(b.0), a.1.max(b.1));
+        let bounds = bounds.into_iter().flatten().reduce(widen).unwrap_or_default();
         let bits = u128::BITS - (bounds.1.wrapping_sub(bounds.0) as u128).leading_zeros();
         Field { key, bounds, null_bit, bits: bits + u32::from(null_bit) }
     }
@@ -109,7 +115,7 @@ pub(crate) fn select(rows: usize, keys: &[Key], offset: u64, limit: Option<u64>)
     if keys.is_empty() {
         return (wanted.start as u32..wanted.end as u32).collect();
     }
-    let fields: Vec<Field> = keys.iter().map(|key| Field::new(*key)).collect();
+    let fields: Vec<Field> = keys.iter().map(|key| Field::new(*key, rows)).collect();
     let row_bits = usize::BITS - rows.leading_zeros();
     let bits = fields.iter().map(|f| f.bits).sum::<u32>();
     let sorted: Vec<u32> = if bits + row_bits <= u64::BITS {
@@ -139,26 +145,52 @@ pub(crate) fn range(rows: usize, offset: u64, limit: Option<u64>) -> Range<usize
     start..start.saturating_add(limit).min(rows)
 }
 
+/// Does parts of the rows on several cores. Gives the results in order.
+fn in_parts<T: Send>(rows: usize, work: impl Fn(Range<usize>) -> T + Sync) -> Vec<T> {
+    let parts = (rows / PART_ROWS).clamp(1, workers::cores());
+    let parts = split(rows as u64, rows.div_ceil(parts) as u64, 1);
+    let parts = parts.into_iter().map(|part| part.start as usize..part.end as usize).collect();
+    let Ok(done) = workers::map(parts, |part| Ok::<T, Infallible>(work(part)));
+    done
+}
+
 /// The `keep` smallest of the rows' items, sorted.
-fn smallest<P: Word, T: Copy>(
+fn smallest<P: Word, T: Copy + Send>(
     rows: usize,
+    keep: usize,
+    fields: &[Field],
+    item: impl Fn(P, usize) -> T + Sync,
+    compare: impl Fn(&T, &T) -> Ordering + Sync,
+) -> Vec<T> {
+    let of_part = |part| smallest_of(part, keep, fields, &item, &compare);
+    let mut best = in_parts(rows, of_part).concat();
+    cut(&mut best, keep, &compare);
+    best.sort_unstable_by(&compare);
+    best
+}
+
+/// Drops all but the `keep` smallest.
+fn cut<T>(items: &mut Vec<T>, keep: usize, compare: impl Fn(&T, &T) -> Ordering) {
+    if keep < items.len() {
+        items.select_nth_unstable_by(keep, compare);
+        items.truncate(keep);
+    }
+}
+
+/// The `keep` smallest items of some rows.
+fn smallest_of<P: Word, T: Copy>(
+    rows: Range<usize>,
     keep: usize,
     fields: &[Field],
     item: impl Fn(P, usize) -> T,
     compare: impl Fn(&T, &T) -> Ordering,
 ) -> Vec<T> {
-    let cut = |items: &mut Vec<T>| {
-        if keep < items.len() {
-            items.select_nth_unstable_by(keep, &compare);
-            items.truncate(keep);
-        }
-    };
     // Rows not yet known to be beyond the end: never more than twice as many as are wanted.
     let room = keep.saturating_mul(2).max(64);
-    let mut best: Vec<T> = Vec::with_capacity(room.min(rows));
+    let mut best: Vec<T> = Vec::with_capacity(room.min(rows.len()));
     let mut worst: Option<T> = None;
-    for start in (0..rows).step_by(BLOCK_ROWS) {
-        let block = start..(start + BLOCK_ROWS).min(rows);
+    for start in rows.clone().step_by(BLOCK_ROWS) {
+        let block = start..(start + BLOCK_ROWS).min(rows.end);
         let mut packed = [P::default(); BLOCK_ROWS];
         fields.iter().for_each(|field| field.append(block.clone(), &mut packed));
         for (row, packed) in block.zip(packed) {
@@ -167,14 +199,13 @@ fn smallest<P: Word, T: Copy>(
                 continue;
             }
             best.push(item);
-            if best.len() == room && room < rows {
-                cut(&mut best);
+            if best.len() == room && room < rows.len() {
+                cut(&mut best, keep, &compare);
                 worst = best.iter().copied().max_by(&compare);
             }
         }
     }
-    cut(&mut best);
-    best.sort_unstable_by(&compare);
+    cut(&mut best, keep, &compare);
     best
 }
 

@@ -78,7 +78,7 @@ mod unit_tests {
 
     use super::super::tests::{data, ints, plan};
     use crate::device::host::HostDevice;
-    use crate::device::{Device, DeviceError, Mark, Memory, Module, Recording, Registration};
+    use crate::device::{Device, DeviceError, Mark, Memory, Module, Priority, Recording, Registration};
     use crate::session::{Session, SessionConfig};
     use crate::table::DataSet;
 
@@ -162,8 +162,8 @@ mod unit_tests {
             self.host.free_bytes()
         }
 
-        fn fork(&self) -> Result<Arc<dyn Device>, DeviceError> {
-            self.host.fork()
+        fn fork(&self, priority: Priority) -> Result<Arc<dyn Device>, DeviceError> {
+            self.host.fork(priority)
         }
 
         fn compile_builtin(&self, builtin: &Builtin) -> Result<Arc<dyn Module>, DeviceError> {
@@ -187,14 +187,6 @@ mod unit_tests {
         ) -> Result<Option<Registration>, DeviceError> {
             // SAFETY: the caller's promise is passed on.
             unsafe { self.host.register(address, bytes) }
-        }
-
-        fn upload_registered(
-            &self,
-            memory: &dyn Memory,
-            pieces: &[(usize, &[u8])],
-        ) -> Result<(), DeviceError> {
-            self.host.upload_registered(memory, pieces)
         }
 
         fn mark(&self) -> Result<Box<dyn Mark>, DeviceError> {

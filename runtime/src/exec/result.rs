@@ -21,6 +21,7 @@ use super::columns::Store;
 use super::finish::{Key, Ranks, range, select};
 use super::schedule::{Copies, Machine, Worker};
 use crate::device::Download;
+use crate::table::workers;
 
 /// A slab of result columns up to this size is downloaded before its rows are counted.
 const WHOLE_SLAB_BYTES: usize = 64 << 10;
@@ -40,6 +41,13 @@ pub(crate) struct RawColumn<'a> {
 }
 
 impl RawColumn<'_> {
+    /// Some of its rows.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
+        let width = self.elem.bytes();
+        let data = &self.data[rows.start * width..rows.end * width];
+        RawColumn { elem: self.elem, data, valid: self.valid.map(|valid| &valid[rows]) }
+    }
+
     /// Whether a row is not NULL.
     pub(crate) fn is_valid(&self, row: usize) -> bool {
         self.valid.is_none_or(|v| v[row] != 0)
@@ -169,12 +177,11 @@ impl Downloaded<'_> {
         if buffers.is_empty() {
             return Ok(());
         }
-        // Rows that lie on several devices are picked here.
-        let apart = self.rows.iter().filter(|rows| **rows > 0).count() > 1;
+        let only = only.map(|only| self.by_device(only));
         let mut pieces = self
             .machine
             .on_all(|device, worker| {
-                let only = only.filter(|_| !apart && self.rows[device] > 0);
+                let only = only.as_ref().map(|only| only.of_device[device].as_slice());
                 self.read(device, worker, &buffers, only)
             })?
             .into_iter();
@@ -183,12 +190,31 @@ impl Downloaded<'_> {
             all.iter_mut().zip(piece).for_each(|(all, more)| all.extend(more));
         }
         for (buffer, data) in buffers.into_iter().zip(all) {
-            self.data[buffer] = Some(match only.filter(|_| apart) {
-                Some(only) => take(&data, self.width(buffer), only),
+            self.data[buffer] = Some(match &only {
+                Some(only) => take(&data, self.width(buffer), &only.place),
                 None => data,
             });
         }
         Ok(())
+    }
+
+    /// Where the given rows of the result lie.
+    fn by_device(&self, rows: &[u32]) -> Picked {
+        let mut of_device = vec![Vec::new(); self.rows.len()];
+        let mut found = Vec::with_capacity(rows.len());
+        for &row in rows {
+            let (mut device, mut row) = (0, row as usize);
+            while row >= self.rows[device] {
+                row -= self.rows[device];
+                device += 1;
+            }
+            found.push((device, of_device[device].len() as u32));
+            of_device[device].push(row as u32);
+        }
+        let counts = of_device.iter().map(|rows| rows.len() as u32);
+        let firsts: Vec<u32> =
+            counts.scan(0, |sum, count| Some(std::mem::replace(sum, *sum + count))).collect();
+        Picked { place: found.into_iter().map(|(device, at)| firsts[device] + at).collect(), of_device }
     }
 
     /// The rows of some buffers on one device, or those given of them.
@@ -274,6 +300,14 @@ impl Downloaded<'_> {
     }
 }
 
+/// Rows of a result by the devices that hold them.
+struct Picked {
+    /// By device, the numbers of its rows.
+    of_device: Vec<Vec<u32>>,
+    /// By row, its place where one device's rows follow another's.
+    place: Vec<u32>,
+}
+
 /// The elements of the given rows.
 fn take(data: &[u8], width: usize, rows: &[u32]) -> Vec<u8> {
     fn typed<const N: usize>(data: &[u8], rows: &[u32]) -> Vec<u8> {
@@ -345,6 +379,11 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
     }
     let mut fields = Vec::with_capacity(kept.len());
     let mut arrays = Vec::with_capacity(kept.len());
+    // Text in files is decoded first, that of all columns beside each other.
+    let fetched = kept.clone().filter(|at| specs[*at].fetch.is_some() && store.streams()).collect();
+    workers::for_each(fetched, |at: usize| {
+        texts(store, &specs[at], result.column(at), wanted.len()).map(drop)
+    })?;
     for at in kept {
         let array = array(store, &specs[at], result.column(at), wanted.len())?;
         fields.push(Field::new(&specs[at].name, array.data_type().clone(), specs[at].nullable));

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use dkb_kernels::parquet as decoder;
-use dkb_kernels::parquet::{ChunkTask, ColumnTask, DeviceStruct, PageInput, PageTask};
+use dkb_kernels::parquet::{COPY_ALIGN, ChunkTask, ColumnTask, CopyTask, DeviceStruct, PageInput, PageTask};
 use dkb_kernels::{ColumnRepr, Elem, Physical};
 use parquet::basic::{Compression, Encoding as Stored, Type};
 
@@ -15,9 +15,8 @@ use crate::table::{Bounds, Encoding, Factor, Kind, Page, PageKind, Table, TableE
 const ALIGN: usize = 256;
 /// Bytes left readable in front of and behind packed pages.
 const SLACK: usize = 64;
-/// Bytes that are copied rather than skipped, if they are no more than what follows: a copy of its own takes about
-/// as long.
-const NEAR_BYTES: u64 = 64 << 10;
+/// Bytes that are copied rather than skipped, if they are no more than what follows: those of a page's header, say.
+const NEAR_BYTES: u64 = 4 << 10;
 /// Bytes that describe a page, at most.
 const TASK_BYTES: u64 = 128;
 
@@ -46,12 +45,13 @@ pub(super) struct HostPage {
 pub(super) struct Parts {
     pub(super) plain: usize,
     entries: usize,
+    pub(super) copies: usize,
     pub(super) inputs: usize,
     pub(super) chunks: usize,
     pub(super) columns: usize,
     pub(super) fixed: usize,
     pub(super) text: usize,
-    /// Error cells of columns of fixed width and of text, and the counter of `dkb_decompress`.
+    /// Error cells of columns of fixed width and of text.
     pub(super) cells: usize,
     /// A total for each column of text.
     pub(super) totals: usize,
@@ -78,6 +78,8 @@ pub(super) struct Draft {
     pub(super) packed_bytes: usize,
     plain_bytes: usize,
     entries: usize,
+    /// How pieces get to the device, if it reads their files in place.
+    pub(super) copies: Vec<CopyTask>,
     pub(super) inputs: Vec<PageInput>,
     pub(super) chunks: Vec<ChunkTask>,
     pub(super) columns: Vec<ColumnTask>,
@@ -247,12 +249,13 @@ impl Draft {
         let mut parts = Parts {
             plain: part(self.plain_bytes),
             entries: part(self.entries),
+            copies: part(size_of_val(&*self.copies)),
             inputs: part(size_of_val(&*self.inputs)),
             chunks: part(size_of_val(&*self.chunks)),
             columns: part(size_of_val(&*self.columns)),
             fixed: part(size_of_val(&*self.fixed)),
             text: part(size_of_val(&*self.text)),
-            cells: part(3 * 8),
+            cells: part(2 * 8),
             totals: part(self.columns.len() * 8),
             end: 0,
         };
@@ -260,7 +263,7 @@ impl Draft {
         parts
     }
 
-    /// The tasks as the device reads them, from [`Parts::inputs`] to the end, for memory at `base`.
+    /// The tasks as the device reads them, from [`Parts::copies`] to the end, for memory at `base`.
     pub(super) fn tasks(&self, base: u64, parts: &Parts) -> Vec<u8> {
         let resolve = |address: u64| match address & PART {
             PACKED => base + (address ^ PACKED),
@@ -268,27 +271,34 @@ impl Draft {
             ENTRIES => base + parts.entries as u64 + (address ^ ENTRIES),
             _ => address,
         };
-        let mut bytes = vec![0; parts.end - parts.inputs];
-        write_all(&mut bytes[..], &self.inputs, |input| PageInput {
+        let mut bytes = vec![0; parts.end - parts.copies];
+        write_all(&mut bytes[..], &self.copies, |copy| CopyTask { to: resolve(copy.to), ..*copy });
+        write_all(&mut bytes[parts.inputs - parts.copies..], &self.inputs, |input| PageInput {
             from: resolve(input.from),
             to: resolve(input.to),
             ..*input
         });
-        write_all(&mut bytes[parts.chunks - parts.inputs..], &self.chunks, |chunk| ChunkTask {
+        write_all(&mut bytes[parts.chunks - parts.copies..], &self.chunks, |chunk| ChunkTask {
             dict: resolve(chunk.dict),
             entries: resolve(chunk.entries),
             lengths: resolve(chunk.lengths),
             ..*chunk
         });
-        write_all(&mut bytes[parts.columns - parts.inputs..], &self.columns, |column| *column);
+        write_all(&mut bytes[parts.columns - parts.copies..], &self.columns, |column| *column);
         for (at, pages) in [(parts.fixed, &self.fixed), (parts.text, &self.text)] {
-            write_all(&mut bytes[at - parts.inputs..], pages, |page| PageTask {
+            write_all(&mut bytes[at - parts.copies..], pages, |page| PageTask {
                 levels: resolve(page.levels),
                 values: resolve(page.values),
                 ..*page
             });
         }
         bytes
+    }
+
+    /// Has a piece copied from where the device reads it.
+    pub(super) fn copy_from(&mut self, at: usize, from: &[u8]) {
+        let (from, bytes) = (from.as_ptr() as u64, from.len() as u64);
+        self.copies.push(CopyTask { from, to: PACKED | at as u64, bytes });
     }
 
     /// The want of a chunk task.
@@ -321,7 +331,8 @@ impl Chunk {
         if known || host_codec(self.codec) {
             return;
         }
-        let end = draft.packed_bytes;
+        let start = range.start as usize % COPY_ALIGN;
+        let end = draft.packed_bytes.next_multiple_of(COPY_ALIGN) + start;
         let near = NEAR_BYTES.min(range.end - range.start);
         let at = match draft.pieces.last_mut() {
             Some(last)
@@ -507,7 +518,7 @@ pub(super) fn estimate(
             let all = packed + plain * texts;
             let share = (u128::from(all) * part.len() as u128 / u128::from(whole)) as u64;
             let largest = pages.data.iter().map(|p| u64::from(p.plain_bytes)).max().unwrap_or(0);
-            bytes += (share + 2 * largest + 2 * dictionary).min(all);
+            bytes += (share + 2 * largest + 2 * dictionary).min(all) + 2 * COPY_ALIGN as u64;
             bytes += (pages.data.len() as u64 + 2) * TASK_BYTES;
         }
     }

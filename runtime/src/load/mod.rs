@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dkb_kernels::ColumnRepr;
 use dkb_kernels::parquet::{Failure, PARQUET, Reason, SCAN_TILE};
 
-use crate::device::{Device, DeviceError, Memory, Module};
+use crate::device::{Device, DeviceError, Mark, Memory, Module, Priority};
 use crate::exec::Error;
 use crate::exec::columns::{DeviceColumn, Pointers};
 use crate::nvtx;
@@ -27,6 +27,8 @@ use crate::trace::{Span, Stage, Timeline, now_ms};
 use self::draft::{Draft, HostPage, Parts, Piece};
 pub(crate) use self::sources::Sources;
 
+/// Threads that keep a link busy.
+const COPY_THREADS: u64 = 32 * 256;
 /// Defined bytes behind text: kernels read it in words of eight bytes.
 const TEXT_PADDING: [u8; 8] = [0; 8];
 
@@ -92,18 +94,36 @@ pub(crate) struct Loader {
     home: Arc<dyn Device>,
     number: usize,
     decoder: Arc<dyn Module>,
+    /// Brings the bytes of this loader and of its like, one load's after another's: beside each other all would
+    /// come late, and the link would idle while all are being decoded.
+    copier: Arc<Mutex<Arc<dyn Device>>>,
     shared: Arc<Shared>,
 }
 
 impl Loader {
-    /// A loader for `device`, which has that number.
+    /// Loaders for the device of that number, which may be at work beside each other.
     ///
     /// # Errors
     /// The decoder does not compile, or a device call fails.
-    pub(crate) fn new(home: &Arc<dyn Device>, number: usize, shared: Arc<Shared>) -> Result<Loader, Error> {
-        let device = home.fork()?;
-        let decoder = device.compile_builtin(&PARQUET)?;
-        Ok(Loader { device, home: home.clone(), number, decoder, shared })
+    pub(crate) fn several(
+        count: usize,
+        home: &Arc<dyn Device>,
+        number: usize,
+        shared: &Arc<Shared>,
+    ) -> Result<Vec<Loader>, Error> {
+        let copier = Arc::new(Mutex::new(home.fork(Priority::High)?));
+        let decoder = home.compile_builtin(&PARQUET)?;
+        let loader = |_| {
+            Ok(Loader {
+                device: home.fork(Priority::Low)?,
+                home: home.clone(),
+                number,
+                decoder: decoder.clone(),
+                copier: copier.clone(),
+                shared: shared.clone(),
+            })
+        };
+        (0..count).map(loader).collect()
     }
 
     /// Memory to be filled here.
@@ -208,6 +228,7 @@ impl Loader {
         let started = now_ms();
         let count = rows.end - rows.start;
         let device = self.device.as_ref();
+        let in_place = self.find_in_place(table, draft);
         let parts = draft.parts();
         let work = device.alloc(parts.end)?;
         let base = work.address();
@@ -224,12 +245,24 @@ impl Loader {
         }
         self.compare_sums(table, draft)?;
         let plain = unpack(table, &draft.unpacks)?;
-        let before = device.mark()?;
-        let read_bytes = self.copy(table, draft, work.as_ref())? + page_bytes(&draft.unpacks);
         for (page, plain) in draft.unpacks.iter().zip(&plain) {
             device.upload(work.as_ref(), parts.plain + page.at, plain)?;
         }
-        device.upload(work.as_ref(), parts.inputs, &draft.tasks(base, &parts))?;
+        device.upload(work.as_ref(), parts.copies, &draft.tasks(base, &parts))?;
+        let (before, read_bytes) = if in_place {
+            (self.copy_in_turn(&[draft.copies.len() as u64, base + parts.copies as u64])?, 0)
+        } else {
+            let begun = device.mark()?;
+            let mut result = Ok(());
+            device.upload_with(work.as_ref(), 0, draft.packed_bytes, &mut |at, to| {
+                if result.is_ok() {
+                    result = read_pieces(table, &draft.pieces, at, to);
+                }
+            })?;
+            result?;
+            (begun, piece_bytes(&draft.pieces))
+        };
+        let read_bytes = read_bytes + page_bytes(&draft.unpacks);
         let copied = device.mark()?;
         self.span(Stage::Read, table, started, now_ms(), read_bytes);
         let address = |part: usize| base + part as u64;
@@ -239,9 +272,9 @@ impl Loader {
         };
         let (inputs, chunks) = (draft.inputs.len() as u64, draft.chunks.len() as u64);
         let (fixed, text) = (draft.fixed.len() as u64, draft.text.len() as u64);
-        let [fixed_error, text_error, next] = [0, 8, 16].map(|at| address(parts.cells + at));
+        let [fixed_error, text_error] = [0, 8].map(|at| address(parts.cells + at));
         let (chunk_tasks, column_tasks) = (address(parts.chunks), address(parts.columns));
-        launch("dkb_decompress", inputs * 32, &[inputs, address(parts.inputs), next, fixed_error])?;
+        launch("dkb_decompress", inputs * 64, &[inputs, address(parts.inputs), fixed_error])?;
         let decompressed = device.mark()?;
         launch("dkb_dictionaries", chunks * 256, &[chunks, chunk_tasks, column_tasks, fixed_error])?;
         launch(
@@ -271,7 +304,7 @@ impl Loader {
         let stages = [(Stage::Copy, &before, &copied), (Stage::Decompress, &copied, &decompressed)];
         for (stage, from, to) in stages.into_iter().chain([(Stage::Decode, &decompressed, &decoded)]) {
             let bytes = match stage {
-                Stage::Copy => draft.packed_bytes as u64,
+                Stage::Copy => piece_bytes(&draft.pieces),
                 Stage::Decompress => draft.inputs.iter().map(|i| u64::from(i.plain_bytes)).sum(),
                 _ => draft.columns.iter().map(|c| c.rows * u64::from(c.elem_bytes) + c.capacity).sum(),
             };
@@ -317,11 +350,10 @@ impl Loader {
         Ok(())
     }
 
-    /// Brings the packed pages to the device: out of registered mappings where all files are, else through
-    /// pinned memory. Gives the bytes that the host read.
-    fn copy(&self, table: &Table, draft: &Draft, work: &dyn Memory) -> Result<u64, Error> {
+    /// Whether the device reads all files of a draft in place; its copies are then complete.
+    fn find_in_place(&self, table: &Table, draft: &mut Draft) -> bool {
         let files = table.files();
-        let in_place = |piece: &Piece| {
+        let bytes = |piece: &Piece| {
             let file = &files[piece.file];
             let mapping = file.mapping().filter(|_| self.shared.sources.has(&file.path))?;
             let (start, end) = (piece.range.start as usize, piece.range.end as usize);
@@ -331,19 +363,18 @@ impl Loader {
             // SAFETY: the range lies within the mapping, which is read-only and outlives the table.
             Some((piece.at, unsafe { std::slice::from_raw_parts(mapping.as_ptr().add(start), end - start) }))
         };
-        let mapped: Option<Vec<(usize, &[u8])>> = draft.pieces.iter().map(in_place).collect();
-        if let Some(pieces) = mapped {
-            self.device.upload_registered(work, &pieces)?;
-            return Ok(0);
-        }
-        let mut result = Ok(());
-        self.device.upload_with(work, 0, draft.packed_bytes, &mut |at, to| {
-            if result.is_ok() {
-                result = read_pieces(table, &draft.pieces, at, to);
-            }
-        })?;
-        result?;
-        Ok(piece_bytes(&draft.pieces))
+        let found: Option<Vec<_>> = draft.pieces.iter().map(bytes).collect();
+        found.map(|found| found.into_iter().for_each(|(at, from)| draft.copy_from(at, from))).is_some()
+    }
+
+    /// Has the copies made that lie ready on the device, in turn. Gives when that begins.
+    fn copy_in_turn(&self, args: &[u64]) -> Result<Box<dyn Mark>, DeviceError> {
+        let copier = self.copier.lock().unwrap_or_else(PoisonError::into_inner);
+        copier.follow(self.device.as_ref())?;
+        let begun = copier.mark()?;
+        copier.launch(self.decoder.as_ref(), "dkb_gather", COPY_THREADS, args)?;
+        self.device.follow(copier.as_ref())?;
+        Ok(begun)
     }
 
     fn compare_sums(&self, table: &Table, draft: &Draft) -> Result<(), TableError> {
@@ -428,8 +459,8 @@ pub fn read_on_device(
         timeline: Arc::default(),
         by_host: Mutex::default(),
     });
-    let loader = Loader::new(device, 0, shared.clone())?;
-    DeviceColumn::round_trip(&loader, table, columns, rows).map(|found| {
+    let loaders = Loader::several(1, device, 0, &shared)?;
+    DeviceColumn::round_trip(&loaders[0], table, columns, rows).map(|found| {
         let by_host = shared.by_host.lock().unwrap_or_else(PoisonError::into_inner);
         (found, by_host.iter().map(|(column, why)| format!("{column}: {why}")).collect())
     })

@@ -1,6 +1,7 @@
 //! Table-wide dictionaries of text columns: sorted, so that codes compare as the texts do.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +13,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use super::chunk::dictionary_page_bytes;
 use super::stats::{Bounds, Kind};
 use super::workers::{self, lock};
-use super::{Table, TableError};
+use super::{Table, TableError, split};
 
 /// Entries of a dictionary that is offered without being asked for.
 const MAX_ENTRIES: usize = 65_536;
@@ -20,6 +21,9 @@ const MAX_ENTRIES: usize = 65_536;
 const MAX_PAGE_BYTES: u64 = 256 << 10;
 /// A column of few values is offered even where most rows differ.
 const ALWAYS_ENTRIES: usize = 256;
+
+/// Entries from which on another core is worth its start.
+const PART_ENTRIES: u64 = 1 << 16;
 
 /// The distinct values of a text column in bytewise order; a value's code is its position. NULL has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,6 +62,20 @@ impl Dictionary {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The number of entries for which `before` says yes, which it does up to some entry.
+    fn partition_point(&self, before: impl Fn(&str) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            if before(self.get(middle)) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
     }
 
     /// The entry with code `code`, which is less than [`Self::len`]; otherwise the empty text.
@@ -201,16 +219,37 @@ impl Table {
             let bytes = || found.iter().map(|e| e.len() as u64).sum();
             Dictionary::new(found.iter().map(|e| &**e)).ok_or_else(|| too_much(bytes()))
         })?;
-        let mut all: Vec<&str> = parts.iter().flat_map(|p| (0..p.len()).map(|code| p.get(code))).collect();
-        // A stable sort merges what is sorted already.
-        all.sort();
-        all.dedup();
+        let all = merged(&parts);
         let bytes = all.iter().map(|e| e.len() as u64).sum();
         let dictionary = Dictionary::of_sorted(&all).ok_or_else(|| too_much(bytes))?;
         let dictionary = Arc::new(dictionary);
         *cached = Some(Arc::clone(&dictionary));
         Ok(dictionary)
     }
+}
+
+/// The distinct entries of all parts, in order.
+fn merged(parts: &[Dictionary]) -> Vec<&str> {
+    let Some(longest) = parts.iter().max_by_key(|part| part.len()) else { return Vec::new() };
+    // Each core merges what lies between two entries of the longest part.
+    let ranges = split(longest.len() as u64, PART_ENTRIES, 1);
+    let borders = ranges.iter().map(|range| (range.start > 0).then(|| longest.get(range.start as usize)));
+    let borders: Vec<Option<&str>> = borders.chain([None]).collect();
+    let between = |at: usize| {
+        let (low, high) = (borders[at], borders[at + 1]);
+        let mut found: Vec<&str> = Vec::new();
+        for part in parts {
+            let start = low.map_or(0, |low| part.partition_point(|entry| entry < low));
+            let end = high.map_or(part.len(), |high| part.partition_point(|entry| entry < high));
+            found.extend((start..end).map(|code| part.get(code)));
+        }
+        // A stable sort merges what is sorted already.
+        found.sort();
+        found.dedup();
+        Ok::<_, Infallible>(found)
+    };
+    let Ok(merged) = workers::map((0..ranges.len()).collect(), between);
+    merged.concat()
 }
 
 /// The texts that an array refers to: a dictionary's values, or all of a string array.

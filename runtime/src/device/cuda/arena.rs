@@ -19,39 +19,57 @@ use crate::device::{MEMORY_PADDING, Memory};
 const STEP: usize = 512;
 
 /// Offsets that are free, and what work on them has to be waited for.
-struct Space<W> {
-    gaps: BTreeMap<usize, Gap<W>>,
+struct Space<E> {
+    gaps: BTreeMap<usize, Gap<E>>,
+    /// How often memory was given back.
+    given: u64,
 }
 
-struct Gap<W> {
+struct Gap<E> {
     bytes: usize,
-    work: Vec<W>,
+    /// By stream, its latest work.
+    work: BTreeMap<usize, Work<E>>,
 }
 
-impl<W: Clone> Space<W> {
+/// What a stream had been given when memory was freed on it.
+#[derive(Debug, Clone, PartialEq)]
+struct Work<E> {
+    /// Counts up.
+    turn: u64,
+    event: E,
+}
+
+impl<E: Clone> Space<E> {
     fn new(bytes: usize) -> Self {
-        Space { gaps: BTreeMap::from([(0, Gap { bytes, work: Vec::new() })]) }
+        Space { gaps: BTreeMap::from([(0, Gap { bytes, work: BTreeMap::new() })]), given: 0 }
     }
 
-    /// Takes `bytes` from the smallest gap that has them; gives the offset, and the work to wait for.
-    fn take(&mut self, bytes: usize) -> Option<(usize, Vec<W>)> {
+    /// Takes `bytes` from the smallest gap that has them; gives the offset, and by stream what to wait for.
+    fn take(&mut self, bytes: usize) -> Option<(usize, Vec<(usize, E)>)> {
         let large = self.gaps.iter().filter(|(_, gap)| gap.bytes >= bytes);
         let (&offset, _) = large.min_by_key(|(_, gap)| gap.bytes)?;
         let gap = self.gaps.remove(&offset)?;
-        let work = gap.work.clone();
+        let work = gap.work.iter().map(|(stream, work)| (*stream, work.event.clone())).collect();
         if gap.bytes > bytes {
             self.gaps.insert(offset + bytes, Gap { bytes: gap.bytes - bytes, ..gap });
         }
         Some((offset, work))
     }
 
-    /// Gives `bytes` at `offset` back, which work may still use.
-    fn give(&mut self, offset: usize, bytes: usize, work: Option<W>) {
+    /// Gives `bytes` at `offset` back, which work of a stream up to an event may still use.
+    fn give(&mut self, offset: usize, bytes: usize, work: Option<(usize, E)>) {
+        self.given += 1;
+        let work = work.map(|(stream, event)| (stream, Work { turn: self.given, event }));
         let mut gap = Gap { bytes, work: work.into_iter().collect() };
         let mut start = offset;
-        let merge = |gap: &mut Gap<W>, other: Gap<W>| {
+        let merge = |gap: &mut Gap<E>, other: Gap<E>| {
             gap.bytes += other.bytes;
-            gap.work.extend(other.work);
+            for (stream, work) in other.work {
+                let latest = gap.work.entry(stream).or_insert_with(|| work.clone());
+                if latest.turn < work.turn {
+                    *latest = work;
+                }
+            }
         };
         if let Some(after) = self.gaps.remove(&(offset + bytes)) {
             merge(&mut gap, after);
@@ -67,17 +85,10 @@ impl<W: Clone> Space<W> {
     }
 }
 
-/// What a stream had been given when memory was freed on it.
-#[derive(Clone)]
-struct Work {
-    stream: usize,
-    event: Arc<Event>,
-}
-
 struct State {
     /// None until memory is first asked for.
     base: Option<CUdeviceptr>,
-    space: Space<Work>,
+    space: Space<Arc<Event>>,
     used: usize,
     /// By number: the streams that take memory here.
     streams: Vec<Arc<CudaStream>>,
@@ -165,8 +176,8 @@ impl Arena {
             }
         };
         let Some((offset, work)) = state.space.take(size) else { return Ok(None) };
-        for work in work.iter().filter(|work| work.stream != stream) {
-            work.event.hold(&state.streams[stream])?;
+        for (_, event) in work.iter().filter(|(other, _)| *other != stream) {
+            event.hold(&state.streams[stream])?;
         }
         Ok(Some(base + offset as u64))
     }
@@ -180,7 +191,7 @@ impl Arena {
             // Nothing to wait for where the stream is idle. Where that cannot be told, the device has failed.
             let bound = self.context.bind_to_thread().is_ok();
             let work = (bound && !is_idle(stream)).then(|| Event::record(stream).ok()).flatten();
-            let work = work.map(|event| Work { stream: memory.stream, event: Arc::new(event) });
+            let work = work.map(|event| (memory.stream, Arc::new(event)));
             return state.space.give(offset as usize, memory.size, work);
         }
         if self.context.bind_to_thread().is_ok() {
@@ -246,17 +257,16 @@ mod tests {
         assert_eq!(space.take(30), Some((0, vec![])));
         assert_eq!(space.take(30), Some((30, vec![])));
         assert_eq!(space.take(50), None);
-        space.give(0, 30, Some(1));
+        space.give(0, 30, Some((1, 'a')));
         // The smallest gap that is large enough.
-        assert_eq!(space.take(20), Some((0, vec![1])));
-        space.give(30, 30, Some(2));
-        let (offset, mut work) = space.take(80).unwrap();
-        work.sort_unstable();
-        assert_eq!((offset, work), (20, vec![1, 2]));
-        space.give(20, 80, None);
-        space.give(0, 20, Some(1));
+        assert_eq!(space.take(20), Some((0, vec![(1, 'a')])));
+        space.give(30, 30, Some((2, 'b')));
+        assert_eq!(space.take(80), Some((20, vec![(1, 'a'), (2, 'b')])));
+        space.give(20, 80, Some((1, 'c')));
+        space.give(0, 20, Some((2, 'd')));
         assert_eq!(space.gaps.len(), 1);
-        assert_eq!(space.take(100), Some((0, vec![1])));
+        // Work of a stream ends in its order.
+        assert_eq!(space.take(100), Some((0, vec![(1, 'c'), (2, 'd')])));
         assert_eq!(space.take(1), None);
     }
 }

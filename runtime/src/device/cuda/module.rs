@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUfunction_attribute, CUresult};
 
-use super::{Gpu, lock};
+use super::{BLOCK_THREADS, Gpu, lock};
 use crate::device::Module;
 
 /// The first driver that tells the parameters of a kernel and loads it ahead of its first launch.
@@ -20,6 +20,8 @@ pub(super) struct Function {
     /// Number of parameters, where the driver tells it. It does so by refusing to describe the one behind
     /// the last, which a memory checker would report.
     pub(super) args: Option<usize>,
+    /// Threads a block: what the kernel's launch bounds allow, at most the usual number.
+    pub(super) block_threads: u64,
 }
 
 pub(super) struct CudaModule {
@@ -71,7 +73,10 @@ impl CudaModule {
             unsafe { sys::cuFuncLoad(handle) }.result()?;
         }
         let args = self.asks.then(|| (0..).take_while(|k| has_parameter(handle, *k)).count());
-        let function = Function { handle, args };
+        let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        // SAFETY: the function is valid.
+        let most = unsafe { result::function::get_function_attribute(handle, most) }?;
+        let function = Function { handle, args, block_threads: (most.max(1) as u64).min(BLOCK_THREADS) };
         functions.insert(name.to_owned(), function);
         Ok(function)
     }

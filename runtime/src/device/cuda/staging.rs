@@ -6,18 +6,22 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdeviceptr};
 
-/// Bytes of each of the two pinned buffers that uploads go through.
+/// Bytes of each of the two pinned buffers that uploads go through, at most and at first: pinning takes a
+/// millisecond for every 2 MB, and many streams upload only what describes their work.
 const STAGING_BYTES: usize = 8 << 20;
+const FIRST_BYTES: usize = 2 << 20;
 /// Bytes of the pinned buffer that small downloads go through.
-const SMALL_BYTES: usize = 1 << 20;
+const SMALL_BYTES: usize = 256 << 10;
 /// Alignment within that buffer.
 const SMALL_ALIGN: usize = 64;
 
-/// Pinned memory that transfers go through: two buffers for uploads, used in turn, and one for small
-/// downloads.
+/// Pinned memory that transfers go through: two buffers for uploads, used in turn, and behind them one for
+/// small downloads.
 pub(super) struct Staging {
     stream: Arc<CudaStream>,
     base: *mut u8,
+    /// Of each buffer for uploads.
+    bytes: usize,
     /// Recorded behind the last copy out of each buffer.
     done: [sys::CUevent; 2],
     current: usize,
@@ -30,12 +34,24 @@ unsafe impl Send for Staging {}
 impl Staging {
     /// In the bound context.
     pub(super) fn new(stream: Arc<CudaStream>) -> Result<Staging, DriverError> {
-        let bytes = 2 * STAGING_BYTES + SMALL_BYTES;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let done = [result::event::create(flags)?, result::event::create(flags)?];
-        // SAFETY: the memory is owned by the value returned, which alone frees it.
-        let base = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
-        Ok(Staging { stream, base: base.cast(), done, current: 0, used: 0 })
+        Ok(Staging { stream, base: pinned(FIRST_BYTES)?, bytes: FIRST_BYTES, done, current: 0, used: 0 })
+    }
+
+    /// Larger buffers, if these are small for an upload of `bytes`.
+    fn grow(&mut self, bytes: usize) -> Result<(), DriverError> {
+        let wanted = bytes.next_power_of_two().min(STAGING_BYTES);
+        if wanted > self.bytes {
+            // SAFETY: the memory is owned, and the wait ends all transfers out of it.
+            unsafe {
+                result::stream::synchronize(self.stream.cu_stream())?;
+                let old = std::mem::replace(&mut self.base, pinned(wanted)?);
+                (self.bytes, self.used) = (wanted, 0);
+                result::free_host(old.cast())?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies `bytes` into pinned memory and issues their transfer to `to`.
@@ -50,10 +66,11 @@ impl Staging {
         bytes: usize,
         write: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), DriverError> {
+        self.grow(bytes)?;
         let stream = self.stream.cu_stream();
         let mut at = 0;
         while at < bytes {
-            if self.used == STAGING_BYTES {
+            if self.used == self.bytes {
                 // SAFETY: stream and events are alive. An event that was never recorded counts as reached.
                 unsafe {
                     result::event::record(self.done[self.current], stream)?;
@@ -62,11 +79,11 @@ impl Staging {
                 }
                 self.used = 0;
             }
-            let piece = (bytes - at).min(STAGING_BYTES - self.used);
+            let piece = (bytes - at).min(self.bytes - self.used);
             // SAFETY: `used` and the piece lie within the current buffer, and no transfer reads that part: it
             // was waited for when the buffer's turn came.
             unsafe {
-                let from = self.base.add(self.current * STAGING_BYTES + self.used);
+                let from = self.base.add(self.current * self.bytes + self.used);
                 write(at, std::slice::from_raw_parts_mut(from, piece));
                 sys::cuMemcpyHtoDAsync_v2(to + at as u64, from.cast(), piece, stream).result()?;
             }
@@ -80,7 +97,7 @@ impl Staging {
     pub(super) fn download(&mut self, pieces: &mut [(CUdeviceptr, &mut [u8])]) -> Result<(), DriverError> {
         let stream = self.stream.cu_stream();
         // SAFETY: the third part of the staging memory, which starts here, has room for `SMALL_BYTES`.
-        let pinned = unsafe { self.base.add(2 * STAGING_BYTES) };
+        let pinned = unsafe { self.base.add(2 * self.bytes) };
         let mut used = 0;
         let mut issue = |from: CUdeviceptr, bytes: &mut [u8]| {
             let at = (used + bytes.len() <= SMALL_BYTES).then_some(used);
@@ -127,6 +144,13 @@ impl Drop for Staging {
             }
         }
     }
+}
+
+/// Pinned memory for buffers of `bytes` for uploads, owned by the caller.
+fn pinned(bytes: usize) -> Result<*mut u8, DriverError> {
+    // SAFETY: an allocation; whoever gets it frees it.
+    let base = unsafe { result::malloc_host(2 * bytes + SMALL_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }?;
+    Ok(base.cast())
 }
 
 /// Copies with several threads where one would be slower than the link to the GPU.
