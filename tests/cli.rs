@@ -262,6 +262,7 @@ fn reports_and_traces_say_what_ran() {
         let number = |field: &str| query[field].as_u64().unwrap_or_else(|| panic!("no {field}"));
         assert!(number("read_bytes") + number("copied_bytes") > 0 && number("rows_pruned") < 60_175 * 2);
         assert_eq!(query["used_bytes"].as_array().map(Vec::len), Some(2));
+        assert!(number("kernel_bytes") >= number("floor_bytes") && number("floor_bytes") > 0);
         let stages = query["stages"].as_array().expect("stages");
         let names = texts(stages, "/stage");
         for stage in ["read", "copy", "decode", "kernel", "exchange", "finish"] {
@@ -272,6 +273,7 @@ fn reports_and_traces_say_what_ran() {
             assert!(fields.iter().all(|field| stage[field].is_number()), "{stage}");
         }
     }
+    assert!(report["device_gb_per_s"].as_f64() > Some(0.0));
     let named = |phase: &str| -> Vec<&Value> { events.iter().filter(|e| e["ph"] == phase).collect() };
     let names = texts(named("M"), "/args/name");
     for name in ["queries", "host:0", "host:1", "read", "copy", "kernel", "exchange", "finish"] {

@@ -5,6 +5,7 @@
 //! no CUDA and compiles nothing.
 
 mod check;
+mod copy;
 mod exchange;
 pub mod expr;
 pub mod parquet;
@@ -15,6 +16,7 @@ mod source;
 pub mod text;
 
 pub use check::{CheckError, check, check_name};
+pub use copy::COPY;
 pub use exchange::{EXCHANGE, ExchangeTask};
 pub use plan::{
     Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,

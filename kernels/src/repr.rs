@@ -187,6 +187,16 @@ pub enum Physical {
     Utf8,
 }
 
+impl Physical {
+    /// Bytes a row: of a value, a code, or an offset of text, whose bytes come on top.
+    pub fn row_bytes(self) -> u64 {
+        match self {
+            Physical::Fixed(elem) | Physical::Dict(elem) => elem.bytes() as u64,
+            Physical::Utf8 => 4,
+        }
+    }
+}
+
 /// The device representation of one input column: its SQL type, its physical layout, and whether a
 /// validity array (u8 a row, 1 = valid) comes with it.
 ///

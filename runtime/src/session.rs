@@ -15,11 +15,12 @@ use dkb_kernels::{CheckError, ParamWord, Plan};
 use dkb_planner::catalog::TableInfo;
 use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
 
-use crate::device::{Device, DeviceKind, DeviceSpec, open_devices};
+use crate::device::{Device, DeviceKind, DeviceSpec, memory_gb_per_s, open_devices};
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
 use crate::exec::program::Program;
 use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, run};
+use crate::exec::traffic::floor_bytes;
 use crate::load::{Shared, Sources};
 use crate::table::DataSet;
 use crate::trace::{Span, Timeline};
@@ -111,6 +112,11 @@ pub struct Execution {
     pub spans: Vec<Span>,
     /// Kernels launched, merges not counted.
     pub launches: u64,
+    /// Bytes that the launches read and write if each touches all that it is given once: the columns among its
+    /// arguments over all rows of the partitions that it ran on; and once a launch of the plan, whatever the number of
+    /// partitions, its buffers, of which those appended to count the rows that their counter says, and dictionaries.
+    /// Merges, exchanges, what starts buffers, and runs that were repeated are not counted.
+    pub kernel_bytes: u64,
     /// Repetitions because a size was too small.
     pub reruns: u64,
     /// Parts into which sharded state was divided.
@@ -391,6 +397,7 @@ impl Session {
                     }
                 };
             let exec_ms = spent_ms + ms(started);
+            let kernel_bytes = setup.kernel_bytes(program, &prepared.workers, &output);
             if least > 1 {
                 // The next run may need fewer parts: what this one learned is not kept.
                 prepared.setup = None;
@@ -404,6 +411,7 @@ impl Session {
                 rows_pruned: output.rows_pruned,
                 spans: self.shared.timeline.take(),
                 launches: output.tally.launches,
+                kernel_bytes,
                 reruns: output.reruns,
                 parts,
                 replanned: !prepared.denied.is_empty(),
@@ -425,6 +433,27 @@ impl Session {
         denied.push(text);
         *prepared = self.planned(prepared.sql.clone(), prepared.decls.clone(), denied, Instant::now())?;
         Ok(())
+    }
+
+    /// Bytes that a query must read at least: every column among the inputs of the plan in force once, in the
+    /// representation that the plan gives it. Text counts its offsets, and its bytes where the footers state them.
+    ///
+    /// # Errors
+    /// No such table or column.
+    pub fn floor_bytes(&self, prepared: &Prepared) -> Result<u64, Error> {
+        floor_bytes(&prepared.program, &self.store)
+    }
+
+    /// Gigabytes (1e9 bytes) a second that the devices' memory reads and writes, all devices together, measured with a
+    /// plain copy on all of them at once. None where too little memory is free, without columns and dictionaries that
+    /// no prepared query holds.
+    ///
+    /// # Errors
+    /// No compiler, or a failed device call.
+    pub fn device_gb_per_s(&self) -> Result<Option<f64>, Error> {
+        let _busy = self.lock();
+        self.store.evict();
+        Ok(memory_gb_per_s(&self.store.devices)?)
     }
 
     /// Drops columns and dictionaries that no prepared query holds.

@@ -69,6 +69,20 @@ impl Parent {
         }
     }
 
+    /// Measures the bandwidth of the devices' memory; None without a worker, or where too little memory is free.
+    ///
+    /// # Errors
+    /// The worker's reason, or its death.
+    pub(super) fn device_gb_per_s(&mut self) -> Result<Option<f64>, Failed> {
+        if self.worker.is_none() {
+            return Ok(None);
+        }
+        match self.ask(&Request::Bandwidth, &mut |_| {})? {
+            (Reply::Bandwidth { gb_per_s }, _) => Ok(gb_per_s),
+            _ => Err(out_of_step()),
+        }
+    }
+
     fn restart(&mut self) -> Result<(), Failed> {
         self.worker =
             Some(Worker::spawn().map_err(|e| run_failure(format!("cannot start a worker process: {e}")))?);

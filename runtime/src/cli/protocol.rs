@@ -27,6 +27,8 @@ pub(super) enum Request {
     Open(Open),
     /// Run a query.
     Run(Run),
+    /// Measure the bandwidth of the devices' memory.
+    Bandwidth,
 }
 
 /// What to open.
@@ -130,6 +132,11 @@ pub(super) enum Reply {
         /// Length of the Arrow IPC stream that follows.
         arrow_bytes: usize,
     },
+    /// The bandwidth was measured.
+    Bandwidth {
+        /// Read and written by all devices together; None where too little memory is free.
+        gb_per_s: Option<f64>,
+    },
     /// The request failed.
     Failed(Failed),
 }
@@ -193,6 +200,10 @@ pub(super) struct Measured {
     pub(super) spans: Vec<Span>,
     /// Launches of one run.
     pub(super) kernel_launches: u64,
+    /// Bytes that the query must read at least.
+    pub(super) floor_bytes: u64,
+    /// Bytes that the launches of the last run were given.
+    pub(super) kernel_bytes: u64,
     /// Repetitions because a buffer was too small, in the last run.
     pub(super) reruns: u64,
     /// Whether an assumption failed and the query was planned anew.

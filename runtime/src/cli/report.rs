@@ -123,6 +123,8 @@ pub(super) struct Context<'a> {
     pub(super) repeat: u32,
     /// Data set and devices.
     pub(super) opened: &'a Opened,
+    /// Bandwidth of the memory of all devices together, where it was measured.
+    pub(super) device_gb_per_s: Option<f64>,
     /// Why devices that were asked for were not used to the end.
     pub(super) left_out: &'a [String],
 }
@@ -142,6 +144,7 @@ pub(super) fn json(context: &Context<'_>, outcomes: &[Outcome]) -> serde_json::V
         "driver": first.filter(|d| d.name.starts_with("cuda")).map(|d| d.versions.as_str()),
         "devices": opened.devices,
         "exchange": opened.exchange,
+        "device_gb_per_s": context.device_gb_per_s,
         "left_out": context.left_out,
         "data": context.data,
         "scale_factor": context.scale,
@@ -188,6 +191,8 @@ fn query_json(outcome: &Outcome) -> serde_json::Value {
         "stages": m.stages,
         "host_columns": m.host_columns,
         "kernel_launches": m.kernel_launches,
+        "floor_bytes": m.floor_bytes,
+        "kernel_bytes": m.kernel_bytes,
         "reruns": m.reruns,
         "replanned": m.replanned,
     })
@@ -348,6 +353,7 @@ mod tests {
             warmup: 0,
             repeat: 3,
             opened: &opened,
+            device_gb_per_s: Some(3.5),
             left_out: &[],
         };
         let failed = Outcome { query: "q02".into(), result: Err("no".into()) };
@@ -358,6 +364,7 @@ mod tests {
         assert_eq!(report["queries"][0]["exec_ms"][2], 2.0);
         assert_eq!(report["queries"][1]["error"], "no");
         assert_eq!((&report["mode"], &report["exchange"]), (&"auto".into(), &"NCCL".into()));
+        assert_eq!(report["device_gb_per_s"], 3.5);
         let query = &report["queries"][0];
         assert_eq!((&query["copied_bytes"], &query["read_bytes"]), (&6_000_000.into(), &0.into()));
         assert_eq!(

@@ -59,6 +59,10 @@ pub(super) fn run(options: &Options) -> Result<bool, CliError> {
         output::write_file(path, |file| Ok(serde_json::to_writer(file, &events)?))?;
     }
     if let Some(path) = &options.report {
+        let device_gb_per_s = runner.parent.device_gb_per_s().unwrap_or_else(|failed| {
+            eprintln!("warning: the bandwidth of the devices' memory was not measured: {}", failed.message);
+            None
+        });
         let context = Context {
             command: &options.command,
             data: data.display().to_string(),
@@ -67,6 +71,7 @@ pub(super) fn run(options: &Options) -> Result<bool, CliError> {
             warmup: options.warmup,
             repeat: options.repeat,
             opened: &opened,
+            device_gb_per_s,
             left_out: runner.parent.left_out(),
         };
         let json = report::json(&context, &outcomes);

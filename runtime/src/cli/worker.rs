@@ -54,6 +54,7 @@ fn serve() -> io::Result<()> {
                 let bytes = encode_batch(&batch).map_err(|e| failed(FailedKind::Run, e.to_string()))?;
                 Ok((Reply::Ran { run, arrow_bytes: bytes.len() }, bytes))
             }),
+            Request::Bandwidth => worker.bandwidth().map(|reply| (reply, Vec::new())),
         };
         let (reply, bytes) = reply.unwrap_or_else(|failed| (Reply::Failed(failed), Vec::new()));
         out.send(&reply, &bytes)?;
@@ -300,7 +301,7 @@ impl Worker {
 
     fn run(&self, run: &Run, out: &Outlet) -> Result<(Measured, RecordBatch), Failed> {
         let Some((session, open)) = &self.opened else {
-            return Err(failed(FailedKind::Run, "no data set is open".to_owned()));
+            return Err(not_open());
         };
         if is_to_fail(&run.query.name) {
             std::process::abort();
@@ -315,6 +316,16 @@ impl Worker {
             other => other,
         }
     }
+
+    fn bandwidth(&self) -> Result<Reply, Failed> {
+        let (session, open) = self.opened.as_ref().ok_or_else(not_open)?;
+        let gb_per_s = session.device_gb_per_s().map_err(|e| sort_error(e, open.mode))?;
+        Ok(Reply::Bandwidth { gb_per_s })
+    }
+}
+
+fn not_open() -> Failed {
+    failed(FailedKind::Run, "no data set is open".to_owned())
 }
 
 fn run_on_devices(
@@ -356,6 +367,7 @@ fn run_on_devices(
     }
     let last = last.ok_or_else(|| failed(FailedKind::Input, "no run was asked for".to_owned()))?;
     let name = session.devices().first().map(|device| device.name()).unwrap_or_default();
+    let floor_bytes = session.floor_bytes(&prepared).map_err(sorted)?;
     let inputs = &prepared.plan().inputs;
     let reads = |column: &str| {
         let (table, column) = column.split_once('.').unwrap_or_default();
@@ -376,6 +388,8 @@ fn run_on_devices(
         host_columns: session.host_columns().into_iter().filter(|(column, _)| reads(column)).collect(),
         spans,
         kernel_launches: last.launches,
+        floor_bytes,
+        kernel_bytes: last.kernel_bytes,
         reruns: last.reruns,
         replanned,
         tables: inputs.keys().cloned().collect(),

@@ -3,6 +3,7 @@
 //! Work on a device is ordered as issued (one stream): uploads, fills, launches and downloads need no
 //! explicit waiting among themselves. Invariant: nothing outside this module touches device memory.
 
+mod bandwidth;
 pub mod cache;
 pub mod cuda;
 pub mod host;
@@ -14,6 +15,8 @@ mod testing;
 use std::sync::Arc;
 
 use dkb_kernels::Elem;
+
+pub(crate) use bandwidth::memory_gb_per_s;
 
 /// What goes wrong on a device.
 #[derive(Debug, thiserror::Error)]

@@ -34,6 +34,8 @@ pub(crate) struct Pointers {
     pub(crate) valid: u64,
     pub(crate) offsets: u64,
     pub(crate) bytes: u64,
+    /// How many bytes lie at `bytes`.
+    pub(crate) text_bytes: u64,
 }
 
 /// A run of rows of one column on one device.
@@ -150,7 +152,7 @@ impl DeviceColumn {
         }
         if let Some((_, text)) = self.text.iter().find(|(rows, _)| rows.start == first_row) {
             let text = text.pointers();
-            (found.offsets, found.bytes) = (text.offsets, text.bytes);
+            (found.offsets, found.bytes, found.text_bytes) = (text.offsets, text.bytes, text.text_bytes);
         }
         found
     }

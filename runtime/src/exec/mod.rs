@@ -9,7 +9,8 @@
 //! * `replay`: runs that issue what an earlier one did;
 //! * `marks`: when devices did what, for traces;
 //! * `reduce`: what happens between devices when a phase ends, and `exchange`, by which it happens;
-//! * `result` and `finish`: from buffers to an Arrow batch.
+//! * `result` and `finish`: from buffers to an Arrow batch;
+//! * `traffic`: how many bytes a query must read, and how many its launches were given.
 //!
 //! Invariant: a wrong size costs a rerun, never an answer; a rerun starts from freshly started buffers on
 //! every device.
@@ -28,6 +29,7 @@ pub(crate) mod result;
 pub(crate) mod schedule;
 #[cfg(test)]
 mod tests;
+pub(crate) mod traffic;
 
 use dkb_kernels::{CheckError, PackError};
 use dkb_planner::PlanError;

@@ -19,6 +19,7 @@ use super::program::{Call, ColumnUse, Program, Slot, Step};
 use super::reduce;
 use super::replay::Replay;
 use super::result::{self, Answer};
+use super::traffic::argument_bytes;
 use crate::device::{Device, DeviceError, Download, Memory, Module};
 use crate::nvtx;
 use crate::trace::{Span, Stage, Timeline, now_ms};
@@ -106,6 +107,10 @@ pub(crate) struct Output {
     /// Rows of row groups that no phase needed.
     pub(crate) rows_pruned: u64,
     pub(crate) reruns: u64,
+    /// By size: its counter, where it has one.
+    counts: Vec<u64>,
+    /// Where buffers lay, if not as the setup says.
+    layout: Option<Box<Layout>>,
 }
 
 /// What was launched.
@@ -114,6 +119,8 @@ pub(crate) struct Tally {
     pub(crate) launches: u64,
     /// Table rows streamed over.
     pub(crate) rows: u64,
+    /// Bytes of the columns among each launch's arguments, over the rows that it ran on.
+    pub(crate) column_bytes: u64,
 }
 
 /// What a run begins with; it depends on the data set, the plan and where memory lies, and on no literals.
@@ -161,6 +168,16 @@ impl Setup {
             // No device is left without a part.
             parts = (parts * 2).max(devices as u64);
         }
+    }
+
+    /// Bytes that the launches of a run with this setup were given: columns over the rows that they ran on, as well as
+    /// buffers and dictionaries. Merges, exchanges and what starts buffers are not counted.
+    pub(crate) fn kernel_bytes(&self, program: &Program, workers: &[Worker], output: &Output) -> u64 {
+        let layout = output.layout.as_deref().unwrap_or(&self.layout);
+        let dicts = &workers[0].dicts;
+        let devices = workers.len() as u64;
+        let arguments = argument_bytes(program, layout, &output.counts, dicts, devices, self.parts);
+        output.tally.column_bytes + arguments
     }
 }
 
@@ -265,7 +282,9 @@ pub(crate) fn run(
         options.timeline.record(finish);
         let tally = tallies.iter().fold(Tally::default(), |a, b| a.plus(*b));
         let rows_per_device = tallies.iter().map(|t| t.rows).collect();
-        return Ok(Outcome::Rows(Output { answer, tally, rows_per_device, rows_pruned, reruns }));
+        let layout = grown.map(|(_, layout)| Box::new(layout));
+        let output = Output { answer, tally, rows_per_device, rows_pruned, reruns, counts, layout };
+        return Ok(Outcome::Rows(output));
     }
 }
 
@@ -353,7 +372,11 @@ fn data_error(code: u32) -> String {
 
 impl Tally {
     fn plus(self, other: Tally) -> Tally {
-        Tally { launches: self.launches + other.launches, rows: self.rows + other.rows }
+        Tally {
+            launches: self.launches + other.launches,
+            rows: self.rows + other.rows,
+            column_bytes: self.column_bytes + other.column_bytes,
+        }
     }
 }
 
@@ -622,7 +645,22 @@ impl Machine<'_> {
             self.launch(worker, step, call, frame)?;
         }
         let rows = if matches!(step.over, Over::Table(_)) { frame.rows.unwrap_or(0) } else { 0 };
-        Ok(Tally { launches: step.calls.len() as u64, rows })
+        let column_bytes = step.calls.iter().map(|call| self.column_bytes(call, &frame)).sum();
+        Ok(Tally { launches: step.calls.len() as u64, rows, column_bytes })
+    }
+
+    /// Bytes of the columns among a launch's arguments, over the rows that it runs on.
+    fn column_bytes(&self, call: &Call, frame: &Frame) -> u64 {
+        let rows = frame.rows.unwrap_or(0);
+        let bytes = |slot: &Slot| match *slot {
+            Slot::Values(c) | Slot::Offsets(c) => {
+                rows * self.env.program.columns[c].repr.physical.row_bytes()
+            }
+            Slot::Valid(_) => rows,
+            Slot::Bytes(c) => frame.columns[c].text_bytes,
+            _ => 0,
+        };
+        call.slots.iter().map(bytes).sum()
     }
 
     fn launch(&self, worker: &Worker, step: &Step, call: &Call, frame: Frame) -> Result<(), Error> {

@@ -180,6 +180,36 @@ fn rows_per_device_and_launches_are_counted() {
     assert_eq!((execution.launches, execution.reruns, execution.finish_rows), (4, 0, 1));
 }
 
+/// What a plan must read at least, and what its launches were given.
+fn traffic(config: SessionConfig, plan: &str) -> (u64, u64) {
+    let dir = data();
+    let session = Session::open(dir.path(), config).unwrap();
+    let mut prepared = session.prepare_plan(text::parse(plan).unwrap()).unwrap();
+    let execution = session.execute(&mut prepared, &[]).unwrap();
+    (session.floor_bytes(&prepared).unwrap(), execution.kernel_bytes)
+}
+
+#[test]
+fn bytes_are_rows_times_widths_and_buffers_once_a_launch() {
+    let sum = plan(SUM, SUM_SOURCE);
+    let streamed = SessionConfig { mode: Mode::Stream, chunk_bytes: Some(30_000), ..config(1) };
+    // `k` as i16, `v` as i8 with validity; `total` and `least`.
+    let (columns, buffers) = (ROWS as u64 * (2 + 1 + 1), 16 + 8);
+    assert_eq!(traffic(config(1), &sum), (columns, columns + buffers));
+    assert_eq!(traffic(streamed, &sum), (columns, columns + buffers));
+    assert_eq!(traffic(config(2), &sum), (columns, columns + 2 * buffers));
+    // `k` as i32, `s` as codes, `u` as text.
+    let rows = ROWS as u64;
+    let text = (0..ROWS).map(|k| format!("text {k}").len() as u64).sum::<u64>();
+    let (names, found) = (NAMES.concat().len() as u64, rows / 5 * 2);
+    let entries = (NAMES.len() as u64 + 1) * 4 + names + 5;
+    let collect = rows * (4 + 1) + 5 + 8 + found * 4;
+    let build = 8 + found * 4 + rows * 4;
+    let probe = rows * (4 + 1 + 4) + text + rows * 4 + 8 + found * (8 + 1 + 8);
+    let expected = (rows * (4 + 1 + 4) + text, entries + collect + build + probe);
+    assert_eq!(traffic(config(1), &plan(JOIN, JOIN_SOURCE)), expected);
+}
+
 /// Collects keys of one name, replicates them, and looks every row up in them.
 const JOIN: &str = r#"
 [inputs.t]

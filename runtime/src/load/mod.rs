@@ -57,7 +57,12 @@ pub(crate) struct Text {
 impl Text {
     /// Where it lies.
     pub(crate) fn pointers(&self) -> Pointers {
-        Pointers { offsets: self.offsets.address(), bytes: self.bytes.address(), ..Pointers::default() }
+        Pointers {
+            offsets: self.offsets.address(),
+            bytes: self.bytes.address(),
+            text_bytes: (self.bytes.bytes() - TEXT_PADDING.len()) as u64,
+            ..Pointers::default()
+        }
     }
 
     /// From the host.

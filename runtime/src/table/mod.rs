@@ -441,6 +441,17 @@ impl Table {
         Some((bytes(chunk.compressed_size()), plain))
     }
 
+    /// Bytes of a column's text, each value counted as often as it occurs; None where a footer does not say.
+    ///
+    /// # Errors
+    /// No such column.
+    pub(crate) fn text_bytes(&self, column: &str) -> Result<Option<u64>, TableError> {
+        let Some(leaf) = self.leaf(self.index(column)?) else { return Ok(None) };
+        let groups = self.groups.iter().enumerate();
+        let chunks = groups.map(|(at, group)| self.file(at).row_group(group.row_group).column(leaf));
+        Ok(chunks.map(|chunk| u64::try_from(chunk.unencoded_byte_array_data_bytes()?).ok()).sum())
+    }
+
     /// Where in the files a row group's values of a column lie.
     pub(crate) fn place(&self, group: usize, column: usize) -> Place {
         let Group { file, row_group, .. } = self.groups[group];
