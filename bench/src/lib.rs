@@ -1,10 +1,14 @@
-//! The benchmark harness: reads the reports of `dkb-run` and compares them.
+//! The benchmark harness: reads the reports of `dkb-run`, and compares them with each other and with floors.
 //!
 //! Invariant: only times of right answers from kernels count. A query that failed, or ran in DataFusion, is shown
 //! as such and is in no total.
 
+mod chart;
 mod compare;
+mod floor;
 mod report;
 
+pub use chart::write_file;
 pub use compare::compare;
+pub use floor::Floors;
 pub use report::{Device, Query, Report};

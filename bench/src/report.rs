@@ -1,4 +1,4 @@
-//! A report of `dkb-run --report`, as far as a comparison needs it.
+//! A report of `dkb-run --report`, as far as it is used here. Older ones lack some fields.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -20,6 +20,8 @@ pub struct Report {
     pub mode: String,
     /// Timed runs of each query.
     pub repeat: u32,
+    /// Gigabytes a second that the memory of all devices together reads and writes, where it was measured.
+    pub device_gb_per_s: Option<f64>,
     /// The queries in the order in which they ran.
     pub queries: Vec<Query>,
 }
@@ -42,6 +44,16 @@ pub struct Query {
     pub check: String,
     /// Median of the timed runs in milliseconds; None where none ran to its end.
     pub exec_ms_median: Option<f64>,
+    /// The part of a run after what orders the rows has come to the host, in milliseconds.
+    pub finish_ms: Option<f64>,
+    /// Bytes that the query must read at least.
+    pub floor_bytes: Option<u64>,
+    /// Bytes that its launches were given.
+    pub kernel_bytes: Option<u64>,
+    /// Bytes copied to the devices by the load and the last run.
+    pub copied_bytes: Option<u64>,
+    /// Launches of one run.
+    pub kernel_launches: Option<u64>,
     /// Why the query failed.
     pub error: Option<String>,
     /// Why it ran in DataFusion.
