@@ -35,8 +35,9 @@ const BLOCK_THREADS: u64 = 256;
 const BLOCKS_PER_SM: u64 = 16;
 /// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
 const MEMORY_PERCENT: usize = 90;
-/// Loads beside each other: the large pages of one occupy a small part of a GPU, for some 20 ms.
-const LOADS: usize = 16;
+/// Loads beside each other: while one's bytes come over the link, for some 3 ms, the pages of others are decompressed
+/// and decoded, for some 10 ms.
+const LOADS: usize = 8;
 
 /// What this machine has.
 #[derive(Debug, Clone)]

@@ -364,42 +364,44 @@ impl<'a> Feed<'a> {
             if state.closed || state.failed.is_some() {
                 return None;
             }
-            let lane = &state.lanes[device];
-            if lane.has_room() {
-                let first =
-                    (0..self.stages.len()).find(|s| !self.queue(&state.left[*s], device).is_empty())?;
-                // Few large pieces would otherwise all go to the device that asks first.
-                let behind = |other: &Lane| other.has_room() && other.taken[first] < lane.taken[first];
-                let shared = state.left[first].len() == 1;
-                if !(shared && state.lanes.iter().any(behind)) {
-                    let queues = &mut state.left[first];
-                    let at = queue_of(queues, device);
-                    let stage = &self.stages[first];
-                    let best = self.best(device, stage, &queues[at]);
-                    let piece = queues[at].remove(best)?;
+            if state.lanes[device].has_room() {
+                let left = |s: &usize| !self.queue(&state.left[*s], device).is_empty();
+                let mut stages = (0..self.stages.len()).filter(left).peekable();
+                stages.peek()?;
+                let found = stages.find_map(|stage| Some((stage, self.choose(&state, device, stage)?)));
+                if let Some((stage, Some(at))) = found {
+                    let queues = &mut state.left[stage];
+                    let own = queue_of(queues, device);
+                    let piece = queues[own].remove(at)?;
                     let lane = &mut state.lanes[device];
-                    lane.loading.push(first);
-                    lane.taken[first] += 1;
+                    lane.loading.push(stage);
+                    lane.taken[stage] += 1;
                     self.changed.notify_all();
-                    return Some((first, stage.pieces[piece].clone()));
+                    return Some((stage, self.stages[stage].pieces[piece].clone()));
                 }
             }
             state = self.wait(state);
         }
     }
 
-    /// The position in a queue of the piece of which this device holds most, and others least.
-    fn best(&self, device: usize, stage: &Stage, queue: &VecDeque<usize>) -> usize {
-        let pieces = &self.store.pieces;
-        let score = |piece: usize| {
-            let rows = &stage.pieces[piece];
-            (0..self.store.devices.len()).fold(0, |score: i64, d| {
-                let count = pieces.count(d, &stage.columns, rows) as i64;
-                score + if d == device { count } else { -count }
-            })
-        };
+    /// The position in its queue of the piece of a stage that a device should load; Some(None) if another device
+    /// should take one first, None if the pieces are rather for others, which hold more of them.
+    fn choose(&self, state: &State, device: usize, stage: usize) -> Option<Option<usize>> {
+        let Stage { columns, pieces, .. } = &self.stages[stage];
+        let queue = self.queue(&state.left[stage], device);
+        let held = |d: usize, at: usize| self.store.pieces.count(d, columns, &pieces[queue[at]]);
+        if state.left[stage].len() > 1 {
+            return Some(Some(0));
+        }
+        let others: Vec<usize> =
+            (0..state.lanes.len()).filter(|d| *d != device && state.lanes[*d].loaders > 0).collect();
+        let own = (0..queue.len()).filter(|at| others.iter().all(|d| held(*d, *at) <= held(device, *at)));
         // The first of several that are as good.
-        (0..queue.len()).rev().max_by_key(|at| score(queue[*at])).unwrap_or(0)
+        let best = own.rev().max_by_key(|at| held(device, *at))?;
+        // A few large pieces would otherwise all go to the device that asks first.
+        let taken = |d: usize| state.lanes[d].taken[stage];
+        let behind = |d: &usize| state.lanes[*d].has_room() && taken(*d) < taken(device);
+        Some((held(device, best) > 0 || !others.iter().any(behind)).then_some(best))
     }
 
     fn bring(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {

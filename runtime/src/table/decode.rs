@@ -102,7 +102,11 @@ impl Table {
                 jobs.push(Job {
                     target,
                     group: *group,
-                    part: ChunkPart { rows: rows.clone(), ..self.whole(*group, target.leaf) },
+                    part: ChunkPart {
+                        row_group: self.groups[*group].row_group,
+                        leaf: target.leaf,
+                        rows: rows.clone(),
+                    },
                     values: cut(&mut values, rows.len() * width),
                     valid: valid.as_mut().map(|valid| cut(valid, rows.len())),
                     pieces: pieces.next(),

@@ -210,9 +210,10 @@ impl Table {
             column: column.to_owned(),
             bytes,
         };
-        let parts = workers::map((0..self.groups.len()).collect(), |group| {
+        let groups: Vec<usize> = (0..self.groups.len()).collect();
+        let parts = workers::map(self.chunk_parts(&groups, leaf), |(group, part)| {
             let mut found = Entries::new();
-            self.file(group).decode(self.whole(group, leaf), true, |array| {
+            self.file(group).decode(part, true, |array| {
                 add(&mut found, texts(array).iter().flatten());
                 Ok(())
             })?;
