@@ -96,9 +96,10 @@ macro_rules! device_struct {
     };
 }
 
-/// Both addresses of a [`CopyTask`] are as far behind a multiple of this many bytes, from which on its bytes are
-/// copied; behind it, bytes up to a multiple of 16.
+/// Both addresses of a [`CopyTask`] are as far behind a multiple of this many bytes, from which on bytes are copied.
 pub const COPY_ALIGN: usize = 128;
+/// Bytes behind a [`CopyTask`] that may be copied along.
+pub const COPY_BEHIND: usize = 32;
 
 device_struct! {
     /// A stretch of a file, for `dkb_gather`; see [`COPY_ALIGN`].
@@ -118,7 +119,7 @@ device_struct! {
     PageInput, 32 bytes,
     /// The compressed bytes.
     from: u64,
-    /// Room for the plain bytes.
+    /// Room for the plain bytes, and 8 behind them that become 0.
     to: u64,
     /// Compressed bytes.
     bytes: u32,

@@ -120,7 +120,7 @@ static bool decompress(const Bytes& from, u32 plain_bytes, u32 codec, Bytes* to)
   u64 error[2] = {0, 0};
   Bytes plain[2];
   for (int way = 0; way < 2; ++way) {
-    Memory output(plain_bytes, 0, 0xEE);
+    Memory output(plain_bytes, MARGIN, 0xEE);
     PageInput page = {input.at, output.at, u32(from.size()), plain_bytes, codec, 7};
     in_batches = way == 1;
     dkb_decompress(1, &page, &error[way]);

@@ -389,6 +389,10 @@ extern "C" __global__ void __launch_bounds__(64, 16)
     if (page.codec == LZ4 || page.codec == LZ4_RAW) {
       good = unpack_lz4(s, page.from, page.bytes, page.to, page.plain_bytes, page.codec == LZ4);
     }
+    // Read as part of words, but never used.
+    if (Pair::second()) {
+      for (u32 k = Warp::lane(); k < 8; k += Warp::LANES) page.to[page.plain_bytes + k] = 0;
+    }
     if (!good && Pair::first() && Warp::lane() == 0) report(error, page.task, BAD_COMPRESSED);
   }
 }

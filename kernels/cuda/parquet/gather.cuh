@@ -21,13 +21,14 @@ DKB_FN void copy_part(Words* to, const Words* from, u32 words) {
   }
 }
 
-// Copies pieces, a part a block. Whole cache lines in front and whole words behind are copied along.
+// Copies pieces, a part a block. Whole cache lines in front are copied along, and behind them the 7 bytes that may be
+// read as part of words.
 extern "C" __global__ void __launch_bounds__(256) dkb_gather(u64 count, const CopyTask* pieces) {
   // The next part of this block, counted from the piece's first.
   u64 part = block_index();
   for (u64 at = 0; at < count; ++at) {
     const CopyTask piece = pieces[at];
-    const u64 head = u64(piece.from) % 128, words = (head + piece.bytes + 15) / 16;
+    const u64 head = u64(piece.from) % 128, words = (head + piece.bytes + 7 + 15) / 16;
     const u64 parts = (words + PART_WORDS - 1) / PART_WORDS;
     const Words* from = (const Words*)(piece.from - head);
     Words* to = (Words*)(piece.to - head);

@@ -15,7 +15,7 @@ use crate::table::{split, workers};
 /// Rows that are packed at a time.
 const BLOCK_ROWS: usize = 1024;
 /// Rows from which on another core is worth its start.
-const PART_ROWS: usize = 32 << 10;
+const PART_ROWS: usize = 64 << 10;
 
 /// One sort key over raw rows: every value as an integer that orders as the SQL value does.
 #[derive(Clone, Copy)]

@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use dkb_kernels::parquet as decoder;
-use dkb_kernels::parquet::{COPY_ALIGN, ChunkTask, ColumnTask, CopyTask, DeviceStruct, PageInput, PageTask};
+use dkb_kernels::parquet::{
+    COPY_ALIGN, COPY_BEHIND, ChunkTask, ColumnTask, CopyTask, DeviceStruct, PageInput, PageTask,
+};
 use dkb_kernels::{ColumnRepr, Elem, Physical};
 use parquet::basic::{Compression, Encoding as Stored, Type};
 
@@ -332,7 +334,7 @@ impl Chunk {
             return;
         }
         let start = range.start as usize % COPY_ALIGN;
-        let end = draft.packed_bytes.next_multiple_of(COPY_ALIGN) + start;
+        let end = (draft.packed_bytes + COPY_BEHIND).next_multiple_of(COPY_ALIGN) + start;
         let near = NEAR_BYTES.min(range.end - range.start);
         let at = match draft.pieces.last_mut() {
             Some(last)

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dkb_kernels::ColumnRepr;
-use dkb_kernels::parquet::{Failure, PARQUET, Reason, SCAN_TILE};
+use dkb_kernels::parquet::{COPY_BEHIND, Failure, PARQUET, Reason, SCAN_TILE};
 
 use crate::device::{Device, DeviceError, Mark, Memory, Module, Priority};
 use crate::exec::Error;
@@ -252,6 +252,7 @@ impl Loader {
         let plain = unpack(table, &draft.unpacks)?;
         for (page, plain) in draft.unpacks.iter().zip(&plain) {
             device.upload(work.as_ref(), parts.plain + page.at, plain)?;
+            device.upload(work.as_ref(), parts.plain + page.at + plain.len(), &[0; 8])?;
         }
         device.upload(work.as_ref(), parts.copies, &draft.tasks(base, &parts))?;
         let (before, read_bytes) = if in_place {
@@ -259,7 +260,8 @@ impl Loader {
         } else {
             let begun = device.mark()?;
             let mut result = Ok(());
-            device.upload_with(work.as_ref(), 0, draft.packed_bytes, &mut |at, to| {
+            // What is copied along is defined: it may be read as part of words.
+            device.upload_with(work.as_ref(), 0, draft.packed_bytes + COPY_BEHIND, &mut |at, to| {
                 if result.is_ok() {
                     result = read_pieces(table, &draft.pieces, at, to);
                 }
@@ -362,7 +364,7 @@ impl Loader {
             let file = &files[piece.file];
             let mapping = file.mapping().filter(|_| self.shared.sources.has(&file.path))?;
             let (start, end) = (piece.range.start as usize, piece.range.end as usize);
-            if end > mapping.len() {
+            if end + COPY_BEHIND > mapping.len() {
                 return None;
             }
             // SAFETY: the range lies within the mapping, which is read-only and outlives the table.

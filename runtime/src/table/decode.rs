@@ -102,11 +102,7 @@ impl Table {
                 jobs.push(Job {
                     target,
                     group: *group,
-                    part: ChunkPart {
-                        row_group: self.groups[*group].row_group,
-                        leaf: target.leaf,
-                        rows: rows.clone(),
-                    },
+                    part: ChunkPart { rows: rows.clone(), ..self.whole(*group, target.leaf) },
                     values: cut(&mut values, rows.len() * width),
                     valid: valid.as_mut().map(|valid| cut(valid, rows.len())),
                     pieces: pieces.next(),

@@ -210,10 +210,9 @@ impl Table {
             column: column.to_owned(),
             bytes,
         };
-        let groups: Vec<usize> = (0..self.groups.len()).collect();
-        let parts = workers::map(self.chunk_parts(&groups, leaf), |(group, part)| {
+        let parts = workers::map((0..self.groups.len()).collect(), |group| {
             let mut found = Entries::new();
-            self.file(group).decode(part, true, |array| {
+            self.file(group).decode(self.whole(group, leaf), true, |array| {
                 add(&mut found, texts(array).iter().flatten());
                 Ok(())
             })?;

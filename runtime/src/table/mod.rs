@@ -29,9 +29,6 @@ use parquet::errors::ParquetError;
 
 use chunk::ChunkPart;
 
-/// Rows of a row group from which on another core is worth its start.
-const PART_ROWS: u64 = 32 << 10;
-
 pub(crate) use chunk::ParquetFile;
 pub(crate) use codec::decompress;
 pub use decode::HostColumn;
@@ -466,16 +463,10 @@ impl Table {
         &self.files[self.groups[group].file]
     }
 
-    /// All rows of row groups' chunks in order, in parts that cores decode beside each other.
-    fn chunk_parts(&self, groups: &[usize], leaf: usize) -> Vec<(usize, ChunkPart)> {
-        let parts = |&group: &usize| {
-            let Group { row_group, ref rows, .. } = self.groups[group];
-            let ranges = split(rows.end - rows.start, PART_ROWS, 1).into_iter();
-            ranges.map(move |rows| {
-                (group, ChunkPart { row_group, leaf, rows: rows.start as usize..rows.end as usize })
-            })
-        };
-        groups.iter().flat_map(parts).collect()
+    /// All rows of a row group's chunk.
+    fn whole(&self, group: usize, leaf: usize) -> ChunkPart {
+        let Group { row_group, ref rows, .. } = self.groups[group];
+        ChunkPart { row_group, leaf, rows: 0..(rows.end - rows.start) as usize }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use arrow::array::{Array, AsArray, StringViewArray, StringViewBuilder};
+use arrow::array::{Array, AsArray, StringArray, StringViewArray, StringViewBuilder};
 use arrow::compute::concat;
 
 use super::chunk::unreadable;
@@ -41,25 +41,20 @@ impl Table {
     fn decode_text(&self, column: usize, mut groups: Vec<usize>) -> Result<(), TableError> {
         let leaf = self.text_leaf(column)?;
         let cache = &self.columns[column].text;
-        groups
-            .retain(|group| !self.groups[*group].rows.is_empty() && workers::lock(&cache[*group]).is_none());
-        let parts = self.chunk_parts(&groups, leaf);
-        let texts = workers::map(parts.iter().collect(), |(group, part)| {
+        groups.retain(|group| workers::lock(&cache[*group]).is_none());
+        workers::for_each(groups, |group| {
+            let file = self.file(group);
             let mut pieces = Vec::new();
-            self.file(*group).decode(part.clone(), false, |array| {
+            file.decode(self.whole(group, leaf), false, |array| {
                 pieces.push(array.clone());
                 Ok(())
             })?;
-            Ok(pieces)
-        })?;
-        for group in groups {
-            let texts = parts.iter().zip(&texts).filter(|((of, _), _)| *of == group);
-            let texts: Vec<&dyn Array> =
-                texts.flat_map(|(_, texts)| texts.iter().map(|t| t.as_ref())).collect();
-            let text = concat(&texts).map_err(|e| unreadable(&self.file(group).path, e.into()))?;
-            *workers::lock(&cache[group]) = Some(text.as_string().clone());
-        }
-        Ok(())
+            let pieces: Vec<&dyn Array> = pieces.iter().map(|p| p.as_ref()).collect();
+            let text: StringArray =
+                concat(&pieces).map_err(|e| unreadable(&file.path, e.into()))?.as_string().clone();
+            *workers::lock(&cache[group]) = Some(text);
+            Ok(())
+        })
     }
 
     /// Drops decoded text.

@@ -1,12 +1,14 @@
 //! A work list spread over the machine's cores.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 
 /// Threads used for reading and writing files.
 pub(crate) fn cores() -> usize {
-    thread::available_parallelism().map_or(1, |n| n.get())
+    // The system is asked once: the answer takes it a tenth of a millisecond.
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 /// Runs `work` on every item and returns the error of the first item, in their order, that has one. Items are
