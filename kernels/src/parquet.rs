@@ -101,6 +101,9 @@ pub const COPY_ALIGN: usize = 128;
 /// Bytes behind a [`CopyTask`] that may be copied along.
 pub const COPY_BEHIND: usize = 32;
 
+/// Bytes behind a plain page that are read as part of words, but never used.
+pub const PLAIN_BEHIND: usize = 8;
+
 device_struct! {
     /// A stretch of a file, for `dkb_gather`; see [`COPY_ALIGN`].
     CopyTask, 24 bytes,
@@ -119,7 +122,7 @@ device_struct! {
     PageInput, 32 bytes,
     /// The compressed bytes.
     from: u64,
-    /// Room for the plain bytes, and 8 behind them that become 0.
+    /// Room for the plain bytes, and [`PLAIN_BEHIND`] behind them that become 0.
     to: u64,
     /// Compressed bytes.
     bytes: u32,

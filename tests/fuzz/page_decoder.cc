@@ -125,6 +125,10 @@ static bool decompress(const Bytes& from, u32 plain_bytes, u32 codec, Bytes* to)
     in_batches = way == 1;
     dkb_decompress(1, &page, &error[way]);
     plain[way].assign(output.at, output.at + plain_bytes);
+    // Set to 0 before anything else is written.
+    for (size_t k = 0; k < MARGIN; ++k) {
+      if (output.at[plain_bytes + k] != 0) fail("a byte was written behind the page");
+    }
   }
   if (error[0] != error[1]) fail("batches and units disagree on whether the page is malformed");
   if (error[0] != 0 && error[0] != (8 << 8 | BAD_COMPRESSED)) fail("wrong error word");

@@ -24,8 +24,6 @@
 #define ROOM 1024
 // Bytes of a unit of a batch at most: an exit fits a byte.
 #define LONGEST (256 - SEGMENT)
-// Bytes of a row that a lane makes.
-#define EACH 2
 
 // In `entry`: no unit begins in the segment.
 #define NOWHERE 0xffffu
@@ -234,10 +232,10 @@ DKB_FN void write_pieces(const Batch& s, u8* output, u8* to) {
   const u8* w = (const u8*)s.window;
   const u32 produced = s.produced, lane = Warp::lane();
   u32 begun = 0;
-  for (u32 row = 0; row < produced; row += EACH * Warp::LANES) {
-    u32 byte[EACH];
+  for (u32 row = 0; row < produced; row += 2 * Warp::LANES) {
+    u32 byte[2];
 #pragma unroll
-    for (u32 k = 0; k < EACH; ++k) {
+    for (u32 k = 0; k < 2; ++k) {
       const u32 place = k * Warp::LANES + lane, first = row + k * Warp::LANES, p = row + place;
       byte[k] = KNOWN;
       if (first >= produced) continue;
@@ -254,14 +252,14 @@ DKB_FN void write_pieces(const Batch& s, u8* output, u8* to) {
     while (Warp::any(!(byte[0] & byte[1] & KNOWN))) {
       const u32 a = byte[0], b = byte[1];
 #pragma unroll
-      for (u32 k = 0; k < EACH; ++k) {
-        const u32 place = byte[k] % (EACH * Warp::LANES), other = place % Warp::LANES;
+      for (u32 k = 0; k < 2; ++k) {
+        const u32 place = byte[k] % (2 * Warp::LANES), other = place % Warp::LANES;
         const u32 low = Warp::of(a, other), high = Warp::of(b, other);
         if (!(byte[k] & KNOWN)) byte[k] = place < Warp::LANES ? low : high;
       }
     }
 #pragma unroll
-    for (u32 k = 0; k < EACH; ++k) {
+    for (u32 k = 0; k < 2; ++k) {
       const u32 p = row + k * Warp::LANES + lane;
       if (p < produced) output[p] = to[p] = u8(byte[k]);
     }
@@ -384,14 +382,14 @@ extern "C" __global__ void __launch_bounds__(64, 16)
   __shared__ Unpacker s;
   for (u64 at = block_index(); at < count; at += block_count()) {
     const PageInput page = pages[at];
+    // Read as part of words, but never used.
+    if (Pair::second()) {
+      for (u32 k = Warp::lane(); k < 8; k += Warp::LANES) page.to[page.plain_bytes + k] = 0;
+    }
     bool good = false;
     if (page.codec == SNAPPY) good = unpack_snappy(s, page.from, page.bytes, page.to, page.plain_bytes);
     if (page.codec == LZ4 || page.codec == LZ4_RAW) {
       good = unpack_lz4(s, page.from, page.bytes, page.to, page.plain_bytes, page.codec == LZ4);
-    }
-    // Read as part of words, but never used.
-    if (Pair::second()) {
-      for (u32 k = Warp::lane(); k < 8; k += Warp::LANES) page.to[page.plain_bytes + k] = 0;
     }
     if (!good && Pair::first() && Warp::lane() == 0) report(error, page.task, BAD_COMPRESSED);
   }

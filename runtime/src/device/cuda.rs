@@ -36,7 +36,7 @@ const BLOCKS_PER_SM: u64 = 16;
 /// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
 const MEMORY_PERCENT: usize = 90;
 /// Loads beside each other: while one's bytes come over the link, for some 3 ms, the pages of others are decompressed
-/// and decoded, for some 10 ms.
+/// and decoded, for some 14 ms.
 const LOADS: usize = 8;
 
 /// What this machine has.

@@ -193,6 +193,17 @@ pub(super) struct Visit {
     pub(super) whole: Option<Vec<bool>>,
 }
 
+/// What a device that could load another piece does about a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// Takes the piece at this position in its queue.
+    Take(usize),
+    /// Lets another device take one first.
+    Wait,
+    /// Goes on to the next stage, for other devices hold more of what is left.
+    Leave,
+}
+
 enum Next {
     Piece(Piece),
     /// Memory is short: what is held should be given back.
@@ -368,8 +379,9 @@ impl<'a> Feed<'a> {
                 let left = |s: &usize| !self.queue(&state.left[*s], device).is_empty();
                 let mut stages = (0..self.stages.len()).filter(left).peekable();
                 stages.peek()?;
-                let found = stages.find_map(|stage| Some((stage, self.choose(&state, device, stage)?)));
-                if let Some((stage, Some(at))) = found {
+                let mut choices = stages.map(|stage| (stage, self.choose(&state, device, stage)));
+                let found = choices.find(|(_, choice)| *choice != Choice::Leave);
+                if let Some((stage, Choice::Take(at))) = found {
                     let queues = &mut state.left[stage];
                     let own = queue_of(queues, device);
                     let piece = queues[own].remove(at)?;
@@ -384,24 +396,24 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// The position in its queue of the piece of a stage that a device should load; Some(None) if another device
-    /// should take one first, None if the pieces are rather for others, which hold more of them.
-    fn choose(&self, state: &State, device: usize, stage: usize) -> Option<Option<usize>> {
+    /// What a device should do about a stage of which pieces are left for it.
+    fn choose(&self, state: &State, device: usize, stage: usize) -> Choice {
         let Stage { columns, pieces, .. } = &self.stages[stage];
         let queue = self.queue(&state.left[stage], device);
         let held = |d: usize, at: usize| self.store.pieces.count(d, columns, &pieces[queue[at]]);
-        if state.left[stage].len() > 1 {
-            return Some(Some(0));
-        }
-        let others: Vec<usize> =
-            (0..state.lanes.len()).filter(|d| *d != device && state.lanes[*d].loaders > 0).collect();
+        let shared = state.left[stage].len() == 1;
+        let takes = |d: &usize| shared && *d != device && state.lanes[*d].loaders > 0;
+        let others: Vec<usize> = (0..state.lanes.len()).filter(takes).collect();
         let own = (0..queue.len()).filter(|at| others.iter().all(|d| held(*d, *at) <= held(device, *at)));
         // The first of several that are as good.
-        let best = own.rev().max_by_key(|at| held(device, *at))?;
+        let Some(best) = own.rev().max_by_key(|at| held(device, *at)) else { return Choice::Leave };
         // A few large pieces would otherwise all go to the device that asks first.
         let taken = |d: usize| state.lanes[d].taken[stage];
         let behind = |d: &usize| state.lanes[*d].has_room() && taken(*d) < taken(device);
-        Some((held(device, best) > 0 || !others.iter().any(behind)).then_some(best))
+        match held(device, best) == 0 && others.iter().any(behind) {
+            true => Choice::Wait,
+            false => Choice::Take(best),
+        }
     }
 
     fn bring(&self, device: usize, loader: &Loader, stage: usize, rows: Range<u64>) -> Result<(), Error> {

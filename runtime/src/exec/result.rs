@@ -377,18 +377,16 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
         result.keep(&selected);
         result.add(kept.clone(), Some(&selected))?;
     }
-    let mut fields = Vec::with_capacity(kept.len());
-    let mut arrays = Vec::with_capacity(kept.len());
-    // Text in files is decoded first, that of all columns beside each other.
-    let fetched = kept.clone().filter(|at| specs[*at].fetch.is_some() && store.streams()).collect();
-    workers::for_each(fetched, |at: usize| {
-        texts(store, &specs[at], result.column(at), wanted.len()).map(drop)
-    })?;
-    for at in kept {
-        let array = array(store, &specs[at], result.column(at), wanted.len())?;
-        fields.push(Field::new(&specs[at].name, array.data_type().clone(), specs[at].nullable));
-        arrays.push(array);
-    }
+    let build = |at: usize| array(store, &specs[at], result.column(at), wanted.len());
+    // Text in files is decoded when it is asked for: that of all columns beside each other.
+    let arrays = match store.streams() && specs[kept.clone()].iter().any(|spec| spec.fetch.is_some()) {
+        true => workers::map(kept.clone().collect(), build)?,
+        false => kept.clone().map(build).collect::<Result<Vec<ArrayRef>, Error>>()?,
+    };
+    let field = |(spec, array): (&ResultColumn, &ArrayRef)| {
+        Field::new(&spec.name, array.data_type().clone(), spec.nullable)
+    };
+    let fields: Vec<Field> = specs[kept].iter().zip(&arrays).map(field).collect();
     let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays)
         .map_err(|e| Error::Execution(format!("the result does not fit its schema: {e}")))?;
     Ok(Answer { batch, rows: total, finish_ms: started.elapsed().as_secs_f64() * 1e3 })

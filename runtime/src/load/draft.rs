@@ -504,11 +504,9 @@ pub(super) fn estimate(
     let mut bytes = 0;
     for (name, repr) in columns {
         let target = table.target(name, *repr)?;
-        let row_bytes = match repr.physical {
-            Physical::Fixed(elem) | Physical::Dict(elem) => elem.bytes() as u64,
-            // Offsets and places; the text itself is about as large as its pages.
-            Physical::Utf8 => 8,
-        };
+        let text = repr.physical == Physical::Utf8;
+        // Text has places beside its offsets; the text itself is about as large as its pages.
+        let row_bytes = repr.physical.row_bytes() * if text { 2 } else { 1 };
         bytes += (rows.end - rows.start) * (row_bytes + u64::from(repr.nullable));
         for (group, part) in table.parts(rows) {
             let whole = table.groups()[group].rows.end - table.groups()[group].rows.start;
@@ -516,7 +514,7 @@ pub(super) fn estimate(
             let pages = table.pages(target.column, group)?;
             // A part of a chunk comes with its dictionary.
             let dictionary = pages.dictionary.as_ref().map_or(0, |p| u64::from(p.plain_bytes));
-            let texts = if repr.physical == Physical::Utf8 { 2 } else { 1 };
+            let texts = if text { 2 } else { 1 };
             let all = packed + plain * texts;
             let share = (u128::from(all) * part.len() as u128 / u128::from(whole)) as u64;
             let largest = pages.data.iter().map(|p| u64::from(p.plain_bytes)).max().unwrap_or(0);

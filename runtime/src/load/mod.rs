@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dkb_kernels::ColumnRepr;
-use dkb_kernels::parquet::{COPY_BEHIND, Failure, PARQUET, Reason, SCAN_TILE};
+use dkb_kernels::parquet::{COPY_BEHIND, Failure, PARQUET, PLAIN_BEHIND, Reason, SCAN_TILE};
 
 use crate::device::{Device, DeviceError, Mark, Memory, Module, Priority};
 use crate::exec::Error;
@@ -252,7 +252,6 @@ impl Loader {
         let plain = unpack(table, &draft.unpacks)?;
         for (page, plain) in draft.unpacks.iter().zip(&plain) {
             device.upload(work.as_ref(), parts.plain + page.at, plain)?;
-            device.upload(work.as_ref(), parts.plain + page.at + plain.len(), &[0; 8])?;
         }
         device.upload(work.as_ref(), parts.copies, &draft.tasks(base, &parts))?;
         let (before, read_bytes) = if in_place {
@@ -371,7 +370,9 @@ impl Loader {
             Some((piece.at, unsafe { std::slice::from_raw_parts(mapping.as_ptr().add(start), end - start) }))
         };
         let found: Option<Vec<_>> = draft.pieces.iter().map(bytes).collect();
-        found.map(|found| found.into_iter().for_each(|(at, from)| draft.copy_from(at, from))).is_some()
+        let Some(found) = found else { return false };
+        found.into_iter().for_each(|(at, from)| draft.copy_from(at, from));
+        true
     }
 
     /// Has the copies made that lie ready on the device, in turn. Gives when that begins.
@@ -409,17 +410,19 @@ fn page_bytes(pages: &[HostPage]) -> u64 {
     pages.iter().map(|p| p.page.body.end - p.page.body.start).sum()
 }
 
-/// Decompresses pages on all cores.
+/// Decompresses pages on all cores, and puts defined bytes behind them.
 fn unpack(table: &Table, pages: &[HostPage]) -> Result<Vec<Vec<u8>>, TableError> {
     workers::map(pages.iter().collect(), |page| {
         let mut body = body_of(table, page)?;
-        if !page.page.compressed {
-            return Ok(body);
+        if page.page.compressed {
+            let levels = page.page.level_bytes as usize;
+            let plain = decompress(page.codec, &body[levels..], page.page.plain_bytes as usize - levels);
+            body.truncate(levels);
+            body.extend(
+                plain.map_err(|e| damaged(table, page, &format!("a page does not decompress: {e}")))?,
+            );
         }
-        let levels = page.page.level_bytes as usize;
-        let plain = decompress(page.codec, &body[levels..], page.page.plain_bytes as usize - levels);
-        body.truncate(levels);
-        body.extend(plain.map_err(|e| damaged(table, page, &format!("a page does not decompress: {e}")))?);
+        body.extend([0; PLAIN_BEHIND]);
         Ok(body)
     })
 }

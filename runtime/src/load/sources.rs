@@ -1,4 +1,4 @@
-//! Files that the devices' copy engines read in place.
+//! Files that devices read in place.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::thread;
 
 /// Threads used for reading and writing files.
 pub(crate) fn cores() -> usize {
-    // The system is asked once: the answer takes it a tenth of a millisecond.
+    // Asked once: on Linux the answer is read from files of the control group.
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
 }
