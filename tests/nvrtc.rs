@@ -43,8 +43,9 @@ fn all_queries_compile_to_cubins() {
         let planned = plan(&query.sql, &query.decls(), &tables, &options);
         let planned = planned.unwrap_or_else(|e| panic!("{}: {e}", query.name));
         let source = cuda_translation_unit(&planned.plan).unwrap_or_else(|e| panic!("{}: {e}", query.name));
+        let start = std::time::Instant::now();
         let cubin = nvrtc::compile_cubin(&source, "sm_90").unwrap_or_else(|e| panic!("{}: {e}", query.name));
         assert!(cubin.starts_with(b"\x7fELF"), "{}", query.name);
-        println!("{}: {} bytes", query.name, cubin.len());
+        println!("{}: {} bytes in {:.0?}", query.name, cubin.len(), start.elapsed());
     }
 }

@@ -568,6 +568,9 @@ fn like_substring_and_order_of_text() {
         "% ß %",
         "banana",
         "%%_",
+        "%na%na%",
+        "%anan%",
+        "%bergr%",
     ];
     for (index, pattern) in patterns.into_iter().enumerate() {
         let (from, count) = ([1i64, 2, 0, -3, 40][index % 5], [2i64, 0, 1, 30, 1 << 50][index % 4]);

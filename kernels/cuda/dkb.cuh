@@ -39,6 +39,9 @@ enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
   for (u64 i = u64(u128(n) * dkb_block / dkb_blocks), i##_end = u64(u128(n) * (dkb_block + 1) / dkb_blocks); \
        i < i##_end; ++i)
 
+// The rows for which `passes(i)` is true, a function of the row alone.
+#define DKB_ROWS_THAT(i, n, passes) DKB_ROWS(i, n) if (passes(i))
+
 // Tiles of as many rows as the block has threads: all threads of the block take part in every one.
 #define DKB_TILES(first, n) DKB_ROWS(first, n)
 DKB_FN u64 block_thread() { return 0; }
@@ -80,6 +83,59 @@ template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v))
 #define DKB_ROWS(i, n)                                                  \
   for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
        i += u64(gridDim.x) * blockDim.x)
+
+// A block has at most this many threads.
+#define DKB_BLOCK 256
+
+// The rows for which `passes(i)` is true, in no order. Each warp tests rows until it has one for every lane, so that
+// what follows, of which the test lets few rows come, runs with all lanes.
+#define DKB_ROWS_THAT(i, n, passes)                                          \
+  for (PassingRows<decltype(passes)> i##_that(n, passes); i##_that.next();) \
+    for (u64 i = i##_that.row(); i != DKB_NONE; i = DKB_NONE)
+
+template <class F> struct PassingRows {
+  // Rows that a lane tests before the warp counts those that pass: their loads are in flight together.
+  static const int BATCH = 4;
+  const u64 rows, stride;
+  const F& passes;
+  u64 first;     // the warp's next row to test
+  u32 held = 0;  // rows that passed and were not returned
+  u64 mine;
+  u64* queue;
+
+  DKB_MEMBER PassingRows(u64 rows, const F& passes)
+      : rows(rows), stride(u64(gridDim.x) * blockDim.x), passes(passes),
+        first(blockIdx.x * u64(blockDim.x) + threadIdx.x / 32 * 32) {
+    __shared__ u64 queues[DKB_BLOCK / 32][32 * (BATCH + 1)];
+    queue = queues[threadIdx.x / 32];
+  }
+  DKB_MEMBER bool next() {
+    const u32 lane = threadIdx.x % 32;
+    __syncwarp();
+    while (held < 32 && first < rows) {
+      bool pass[BATCH];
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) {
+        const u64 row = first + k * stride + lane;
+        pass[k] = row < rows && passes(row);
+      }
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) {
+        const u32 all = __ballot_sync(~0u, pass[k]);
+        if (pass[k]) queue[held + __popc(all & ((1u << lane) - 1))] = first + k * stride + lane;
+        held += __popc(all);
+      }
+      first += BATCH * stride;
+    }
+    if (held == 0) return false;
+    __syncwarp();
+    const u32 taken = held < 32 ? held : 32;
+    held -= taken;
+    mine = lane < taken ? queue[held + lane] : DKB_NONE;
+    return true;
+  }
+  DKB_MEMBER u64 row() const { return mine; }
+};
 
 #define DKB_TILES(first, n) \
   for (u64 first = blockIdx.x * u64(blockDim.x); first < (n); first += u64(gridDim.x) * blockDim.x)
@@ -578,37 +634,74 @@ DKB_FN Str substring(Str s, i64 from, i64 count) {
   return piece;
 }
 
-// The first place at or after `from` that holds `byte`, or the length. Reads aligned words of 8 bytes, so up to 7
-// bytes around the text, which every allocation of columns, dictionaries and parameters has room for.
+// The high bit of each byte of `word` that is `byte`, and perhaps of bytes above one that is.
+DKB_FN u64 bytes_equal(u64 word, u8 byte) {
+  const u64 ones = 0x0101010101010101ull, differ = word ^ ones * byte;
+  return (differ - ones) & ~differ & ones << 7;
+}
+
+// The first place at or after `from` that holds `byte`, one in front of it that looks as if, or the length. Reads
+// aligned words of 8 bytes, so up to 7 bytes around the text, which every allocation of columns, dictionaries and
+// parameters has room for.
 DKB_FN u32 find_byte(Str s, u32 from, u8 byte) {
   if (from >= s.len) return s.len;
-  const u64 start = u64(s.ptr + from), end = u64(s.ptr + s.len), wanted = 0x0101010101010101ull * byte;
+  const u64 start = u64(s.ptr + from), end = u64(s.ptr + s.len);
   u64 at = start & ~7ull;
-  // Bytes in front of the start differ from the wanted one.
-  u64 differ = (*(const u64*)at ^ wanted) | ((1ull << (8 * (start - at))) - 1);
-  for (;;) {
-    u64 zero = (differ - 0x0101010101010101ull) & ~differ & 0x8080808080808080ull;
-    if (zero) {
-      at += lowest_bit(zero) / 8;
-      return at < end ? u32(at - u64(s.ptr)) : s.len;
-    }
+  u64 found = bytes_equal(*(const u64*)at, byte) >> 8 * (start - at) << 8 * (start - at);
+  while (!found) {
     at += 8;
     if (at >= end) return s.len;
-    differ = *(const u64*)at ^ wanted;
+    found = bytes_equal(*(const u64*)at, byte);
+  }
+  at += lowest_bit(found) / 8;
+  return at < end ? u32(at - u64(s.ptr)) : s.len;
+}
+
+// `find_byte` for two bytes, one behind the other.
+DKB_FN u32 find_pair(Str s, u32 from, u8 first, u8 second) {
+  if (from >= s.len) return s.len;
+  const u64 start = u64(s.ptr + from), end = u64(s.ptr + s.len);
+  u64 at = start & ~7ull;
+  u64 word = *(const u64*)at, seconds = bytes_equal(word, second);
+  u64 firsts = bytes_equal(word, first) >> 8 * (start - at) << 8 * (start - at);
+  for (;;) {
+    const u64 ahead = at + 8;
+    word = ahead < end ? *(const u64*)ahead : 0;
+    const u64 next = bytes_equal(word, second);
+    const u64 found = firsts & (seconds >> 8 | next << 56);
+    if (found) {
+      at += lowest_bit(found) / 8;
+      return at < end ? u32(at - u64(s.ptr)) : s.len;
+    }
+    if (ahead >= end) return s.len;
+    at = ahead;
+    firsts = bytes_equal(word, first);
+    seconds = next;
   }
 }
 
+// Whether place `p` of a LIKE pattern stands for its byte.
+DKB_FN bool is_plain(Str pattern, u32 p) {
+  if (p >= pattern.len) return false;
+  const u8 c = pattern.ptr[p];
+  return c != '%' && c != '_' && c != '\\';
+}
+
+// The next place at or after `from` where what follows place `p` of a LIKE pattern may match, or the length.
+DKB_FN u32 like_seek(Str s, u32 from, Str pattern, u32 p) {
+  if (!is_plain(pattern, p)) return from;
+  if (!is_plain(pattern, p + 1)) return find_byte(s, from, pattern.ptr[p]);
+  return find_pair(s, from, pattern.ptr[p], pattern.ptr[p + 1]);
+}
+
 // SQL LIKE with `%`, `_` and the escape character `\`. Backtracks to the latest `%` only, which is enough, and
-// skips from there to the byte that must follow it.
+// skips from there to the bytes that must follow it.
 DKB_FN bool like(Str s, Str pattern) {
   u32 i = 0, p = 0, star = ~0u, mark = 0;
-  bool skips = false;
   while (i < s.len) {
     if (p < pattern.len && pattern.ptr[p] == '%') {
       star = p++;
-      skips = p < pattern.len && pattern.ptr[p] != '%' && pattern.ptr[p] != '_' && pattern.ptr[p] != '\\';
-      if (skips) i = find_byte(s, i, pattern.ptr[p]);
-      mark = i;
+      mark = i = like_seek(s, i, pattern, p);
       continue;
     }
     if (p < pattern.len) {
@@ -627,8 +720,7 @@ DKB_FN bool like(Str s, Str pattern) {
     }
     if (star == ~0u) return false;
     p = star + 1;
-    mark = skips ? find_byte(s, mark + 1, pattern.ptr[p]) : mark + char_bytes(s.ptr[mark]);
-    i = mark;
+    mark = i = like_seek(s, mark + char_bytes(s.ptr[mark]), pattern, p);
   }
   while (p < pattern.len && pattern.ptr[p] == '%') p += 1;
   return p == pattern.len;

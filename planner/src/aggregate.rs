@@ -670,6 +670,9 @@ impl Emitter<'_> {
             }
             Ok(code)
         };
+        if *groups != Groups::Scalar {
+            pipe.collect_rows();
+        }
         match groups {
             Groups::Scalar => Ok("0".to_owned()),
             Groups::Direct { .. } => {
@@ -688,7 +691,7 @@ impl Emitter<'_> {
                 pipe.line(format!(
                     "const u64 {name}_slot = hash_insert({table}, {len}, {count}, {name}_key);"
                 ));
-                pipe.line(format!("if ({name}_slot == DKB_NONE) continue;"));
+                pipe.skip_if(format!("{name}_slot == DKB_NONE"));
                 Ok(format!("{name}_slot"))
             }
             Groups::Wide { words } => {
@@ -715,7 +718,7 @@ impl Emitter<'_> {
                 pipe.line(format!(
                     "const u64 {name}_slot = hash_insert({state}, {table}, {len}, {count}, {name}_key);"
                 ));
-                pipe.line(format!("if ({name}_slot == DKB_NONE) continue;"));
+                pipe.skip_if(format!("{name}_slot == DKB_NONE"));
                 Ok(format!("{name}_slot"))
             }
         }
@@ -729,7 +732,7 @@ impl Emitter<'_> {
         pipe.touches.push(Touch { state: name.to_owned(), key: format!("{name}_key"), range: None });
         if self.is_divided_by_hash(name) {
             let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
-            pipe.line(format!("if (!in_part({hash}({name}_key), {part}, {parts})) continue;"));
+            pipe.skip_if(format!("!in_part({hash}({name}_key), {part}, {parts})"));
         }
     }
 

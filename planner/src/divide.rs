@@ -86,7 +86,7 @@ impl Emitter<'_> {
         // A row without a key belongs to the first part.
         let place = key.null.iter().fold(place, |place, null| format!("({null} ? 0 : {place})"));
         let place = self.local_in(pipe, state, place);
-        pipe.line(format!("if ({place} >= {PART_KEYS}_len) continue;  // a key of another part"));
+        pipe.skip_if(format!("{place} >= {PART_KEYS}_len /* a key of another part */"));
     }
 
     /// A key's place within its part, with the arguments that this takes.
@@ -112,18 +112,20 @@ impl Emitter<'_> {
     pub(crate) fn divide(&mut self) -> Result<Option<Shard>, Fault> {
         let mut candidates = std::mem::take(&mut self.divisible);
         candidates.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
+        let mentions: Vec<BTreeSet<&str>> = self.phases.iter().map(mentions).collect();
         if let Some(division) = self.divided {
             let states: Vec<&Divisible> =
                 candidates.iter().filter(|c| division.states.contains(&c.name)).collect();
-            return Ok(self.schedule(&states).ok().map(|schedule| self.reorder(schedule)));
+            let schedule = self.schedule(&states, &mentions).ok();
+            return Ok(schedule.map(|schedule| self.reorder(schedule)));
         }
         let mut best: Option<(f64, Vec<&Divisible>)> = None;
         for seed in &candidates {
-            let Some(mut group) = self.grow(vec![seed], &candidates) else { continue };
+            let Some(mut group) = self.grow(vec![seed], &candidates, &mentions) else { continue };
             for other in candidates.iter().filter(|c| seed.keys.is_some() && c.keys.is_some()) {
                 if !group.iter().any(|c| c.name == other.name) {
                     let larger = group.iter().copied().chain([other]).collect();
-                    group = self.grow(larger, &candidates).unwrap_or(group);
+                    group = self.grow(larger, &candidates, &mentions).unwrap_or(group);
                 }
             }
             let bytes = group.iter().map(|c| c.bytes).sum();
@@ -137,9 +139,14 @@ impl Emitter<'_> {
     }
 
     /// Adds the states without which these cannot be divided.
-    fn grow<'a>(&self, mut group: Vec<&'a Divisible>, all: &'a [Divisible]) -> Option<Vec<&'a Divisible>> {
+    fn grow<'a>(
+        &self,
+        mut group: Vec<&'a Divisible>,
+        all: &'a [Divisible],
+        mentions: &[BTreeSet<&str>],
+    ) -> Option<Vec<&'a Divisible>> {
         loop {
-            let Err(needed) = self.schedule(&group) else { return Some(group) };
+            let Err(needed) = self.schedule(&group, mentions) else { return Some(group) };
             let by_range = |c: &&Divisible| c.keys.is_some() && group[0].keys.is_some();
             let is_new = |c: &&Divisible| by_range(c) && !group.iter().any(|g| g.name == c.name);
             let owner = |c: &&Divisible| c.buffers.iter().any(|b| needed.contains(b.as_str()));
@@ -163,19 +170,22 @@ impl Emitter<'_> {
         (span <= MOST_KEYS.min(largest * 2)).then_some(Domain { min, span, nullable: false })
     }
 
-    /// How the phases run once a part, if they can: all from the first that touches the states to the last do, or
+    /// How the phases, which mention these buffers, run once a part, if they can: all from the first that touches the states to the last do, or
     /// can be moved in front; each meets the states by one key; and none needs what another has only begun.
     ///
     /// # Errors
     /// Buffers that would have to be divided, too; none if that would not help.
-    fn schedule(&self, states: &[&Divisible]) -> Result<Schedule, BTreeSet<&str>> {
+    fn schedule<'m>(
+        &'m self,
+        states: &[&Divisible],
+        mentions: &[BTreeSet<&'m str>],
+    ) -> Result<Schedule, BTreeSet<&'m str>> {
         let never = BTreeSet::new;
         if states.iter().any(|s| s.keys.is_some()) && self.common_keys(states).is_none() {
             return Err(never());
         }
         let buffers = states.iter().flat_map(|s| s.buffers.iter().map(|b| (b.as_str(), s.name.as_str())));
         let owner: BTreeMap<&str, &str> = buffers.collect();
-        let mentions: Vec<BTreeSet<&str>> = self.phases.iter().map(mentions).collect();
         let touches = |k: &usize| mentions[*k].iter().any(|b| owner.contains_key(b));
         let first = (0..mentions.len()).find(touches).ok_or_else(never)?;
         let last = (0..mentions.len()).rfind(touches).ok_or_else(never)?;
@@ -200,11 +210,9 @@ impl Emitter<'_> {
             if phase.on != On::Each && !(one_key && all_met) {
                 return Err(never());
             }
-            let others: BTreeSet<&str> =
-                inside.iter().filter(|j| **j != k).flat_map(|j| mentions[*j].iter().copied()).collect();
+            let elsewhere = |b: &&str| inside.iter().any(|&j| j != k && mentions[j].contains(*b));
             let begun = phase.writes.iter().map(String::as_str);
-            let begun = begun.filter(|b| !owner.contains_key(b) && others.contains(b));
-            let begun: BTreeSet<&str> = begun.collect();
+            let begun: BTreeSet<&str> = begun.filter(|b| !owner.contains_key(b) && elsewhere(b)).collect();
             if !begun.is_empty() {
                 return Err(begun);
             }

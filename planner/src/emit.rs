@@ -15,7 +15,7 @@ use indexmap::IndexMap;
 use crate::PlanError;
 use crate::catalog::TableInfo;
 use crate::divide::{Divisible, Division, Touch};
-use crate::ir::{ColId, Columns, Expr, Rel};
+use crate::ir::{Cmp, ColId, ColumnDef, Columns, Expr, Kind, Rel};
 use crate::lower::type_range;
 use crate::pipe::{Form, Pipe, Value, arg_name};
 
@@ -311,7 +311,8 @@ impl<'a> Emitter<'a> {
                         }
                     }
                     for p in predicates {
-                        let truth = self.truth(pipe, p)?;
+                        let p = self.with_named_operand(pipe, p)?;
+                        let truth = self.truth(pipe, &p)?;
                         pipe.keep_if(&truth);
                     }
                     pipe.rows = rows;
@@ -343,6 +344,30 @@ impl<'a> Emitter<'a> {
                 Ok(vec![self.scan_groups(agg, &state)])
             }
         }
+    }
+
+    /// A predicate that compares one piece of text with several others cuts it out once, under a name.
+    fn with_named_operand(&mut self, pipe: &mut Pipe, predicate: &Expr) -> Result<Expr, Fault> {
+        let Kind::Or(list) = &predicate.kind else { return Ok(predicate.clone()) };
+        let sides = |e: &Expr| match &e.kind {
+            Kind::Cmp(Cmp::Eq, left, right) => Some(((**left).clone(), (**right).clone())),
+            _ => None,
+        };
+        let Some(pairs) = list.iter().map(sides).collect::<Option<Vec<_>>>() else {
+            return Ok(predicate.clone());
+        };
+        let (left, _) = &pairs[0];
+        let bytes = |id: &ColId| pipe.env.get(id).is_some_and(|v| v.form == Form::Text);
+        let cut = matches!(left.kind, Kind::Substring(..)) && left.columns().iter().all(bytes);
+        if !cut || pairs.iter().any(|(l, _)| l != left) {
+            return Ok(predicate.clone());
+        }
+        let (left, id) = (left.clone(), self.columns.len());
+        let name = "substring".to_owned();
+        self.columns.push(ColumnDef { name, ty: left.ty, range: None, distinct: 1.0, origin: None });
+        self.define(pipe, id, &left)?;
+        let named = |(_, right): (Expr, Expr)| Expr::eq(Expr::col(id, left.ty), right);
+        Ok(Expr::bool(Kind::Or(pairs.into_iter().map(named).collect())))
     }
 
     fn scan(
@@ -397,7 +422,7 @@ impl<'a> Emitter<'a> {
     /// Adds a computed column to the pipeline's scope, as a variable unless it is another column's value.
     pub(crate) fn define(&mut self, pipe: &mut Pipe, id: ColId, e: &Expr) -> Result<(), Fault> {
         self.columns[id].range = self.range(e);
-        if let crate::ir::Kind::Col(from) = e.kind {
+        if let Kind::Col(from) = e.kind {
             let value = pipe.env[&from].clone();
             let needs = pipe.needs.get(&from).cloned().unwrap_or_default();
             self.columns[id].origin = self.columns[from].origin;
@@ -422,11 +447,13 @@ impl<'a> Emitter<'a> {
             Form::Int(_) => Form::Int(Elem::I64),
             form => form,
         };
-        pipe.line(format!("const {ty} v{id} = {};  // {}", v.code, self.columns[id].name));
-        let mut held = Value::new(format!("v{id}"), form);
+        let name = format!("v{id}");
+        pipe.bind(&name, format!("const {ty} {name} = {};  // {}", v.code, self.columns[id].name));
+        let mut held = Value::new(name, form);
         if let Some(null) = v.null {
-            pipe.line(format!("const bool v{id}_null = {null};"));
-            held.null = Some(format!("v{id}_null"));
+            let name = format!("v{id}_null");
+            pipe.bind(&name, format!("const bool {name} = {null};"));
+            held.null = Some(name);
         }
         pipe.env.insert(id, held);
         pipe.needs.insert(id, vec![]);
@@ -437,7 +464,7 @@ impl<'a> Emitter<'a> {
     /// its row number, computed text into a packed integer.
     pub(crate) fn storable(&mut self, pipe: &mut Pipe, e: &Expr) -> Result<(Value, Elem), Fault> {
         let mut v = match e.kind {
-            crate::ir::Kind::Col(id) if pipe.env.get(&id).is_some_and(|v| v.form == Form::Text) => {
+            Kind::Col(id) if pipe.env.get(&id).is_some_and(|v| v.form == Form::Text) => {
                 match (self.columns[id].origin, &pipe.over) {
                     (Some((t, c)), Over::Table(_)) if pipe.env[&id].code.ends_with(", i)") => {
                         let null = pipe.env[&id].null.clone();
@@ -545,16 +572,12 @@ impl<'a> Emitter<'a> {
             Arg::Len(_) | Arg::Buffer(_) => 7,
             Arg::Peer(_) => 8,
         });
-        let row = match pipe.row {
-            "slot" => "    const u64 slot = first_row + i;\n",
-            _ => "",
-        };
         let steps: String = pipe.steps.iter().map(|s| format!("// {s}\n")).collect();
         let text = format!(
-            "{steps}{} {{\n{}  DKB_ROWS(i, rows) {{\n{row}{}  }}\n{}}}\n",
+            "{steps}{} {{\n{}{}{}}}\n",
             self.signature(name, &args),
             pipe.head,
-            pipe.closed_body(),
+            pipe.row_loop(),
             pipe.tail,
         );
         self.kernels.push(text);
@@ -711,7 +734,7 @@ impl<'a> Emitter<'a> {
             }
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len("result".to_owned())));
             pipe.line(format!("const u64 r = append({count});"));
-            pipe.line(format!("if (r >= {len}) continue;"));
+            pipe.skip_if(format!("r >= {len}"));
             lines.into_iter().for_each(|l| pipe.line(l));
             pipe.steps.push("append to the result".to_owned());
             let name = if last == 0 { "result".to_owned() } else { format!("result_{k}") };

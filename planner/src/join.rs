@@ -269,7 +269,7 @@ impl Emitter<'_> {
             let v = self.value(&mut pipe, &key_expr)?;
             count_not_in(&mut pipe, not_in.as_deref(), v.null.as_deref());
             if let Some(null) = &v.null {
-                pipe.line(format!("if ({null}) continue;"));
+                pipe.skip_if(null);
             }
             let v = Value { null: None, ..v };
             self.meet_state(&mut pipe, &name, &v, self.range(&key_expr));
@@ -511,7 +511,7 @@ impl Emitter<'_> {
             let null = any_null(values.iter().map(|v| v.null.clone()));
             count_not_in(&mut pipe, not_in.as_deref(), null.as_deref());
             if let (Some(null), true) = (&null, join.kind != JoinKind::Full) {
-                pipe.line(format!("if ({null}) continue;"));
+                pipe.skip_if(null);
             }
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len(name.clone())));
             let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
@@ -526,7 +526,7 @@ impl Emitter<'_> {
                 Index::Wide(_) => values.iter().flat_map(key_words).collect(),
             };
             pipe.line(format!("const u64 {name}_row = append({count});"));
-            pipe.line(format!("if ({name}_row >= {len}) continue;"));
+            pipe.skip_if(format!("{name}_row >= {len}"));
             let target = pipe.buffer(&key_buffer);
             let many = words.len();
             for (w, word) in words.into_iter().enumerate() {
@@ -682,6 +682,7 @@ impl Emitter<'_> {
     }
 
     fn probe(&mut self, pipe: &mut Pipe, join: &Join, built: &Built) -> Result<(), Fault> {
+        pipe.collect_rows();
         let serial = self.next_serial();
         let matched = format!("m{serial}");
         let mut conditions = join.filter.clone();
@@ -705,10 +706,10 @@ impl Emitter<'_> {
         let null = any_null(values.iter().map(|v| v.null.clone()));
         if let Some(name) = &built.not_in {
             let nulls = pipe.buffer(&format!("{name}_nulls"));
-            pipe.line(format!("if (*{nulls} != 0) continue;  // NOT IN: nothing differs from NULL"));
+            pipe.skip_if(format!("*{nulls} != 0 /* NOT IN: nothing differs from NULL */"));
             if let Some(null) = &null {
                 let seen = pipe.buffer(&format!("{name}_seen"));
-                pipe.line(format!("if ({null} && *{seen} != 0) continue;"));
+                pipe.skip_if(format!("{null} && *{seen} != 0"));
             }
         }
         let nullable = values.clone();
@@ -720,7 +721,7 @@ impl Emitter<'_> {
                 let inside = self.inside(&left_exprs, &values, std::slice::from_ref(domain));
                 self.meet_state(pipe, name, &nullable[0], self.range(&left_exprs[0]));
                 let place = self.local_in(pipe, name, Self::place(&values[0], *domain));
-                pipe.line(format!("const u64 {key} = {place};  // probe {name}"));
+                pipe.bind(&key, format!("const u64 {key} = {place};  // probe {name}"));
                 let (bits, len) =
                     (pipe.buffer(&format!("{name}_bits")), pipe.arg(Arg::Len(format!("{name}_keys"))));
                 let test = format!("bit_test({bits}, {len}, {key})");
@@ -770,7 +771,7 @@ impl Emitter<'_> {
                     || (conditions.is_empty()
                         && matches!(join.kind, JoinKind::Semi | JoinKind::Anti | JoinKind::Mark(_)));
                 if one {
-                    pipe.line(format!("const u32 {row} = {first};  // probe {name}"));
+                    pipe.bind(&row, format!("const u32 {row} = {first};  // probe {name}"));
                     self.meet(pipe, join, &matched, &format!("{row} != 0"), scope, &conditions, &[])?;
                 } else {
                     pipe.max_rows = None;
@@ -921,7 +922,7 @@ impl Emitter<'_> {
         }
         // The conditions see the right row as it is; what follows sees NULLs where there is none.
         let saved = (pipe.env.clone(), pipe.needs.clone());
-        pipe.line(format!("bool {matched} = {tests};"));
+        pipe.bind(matched, format!("bool {matched} = {tests};"));
         enter(pipe, scope.clone(), None);
         let mut maps: Vec<(ColId, Expr)> = Vec::new();
         let inline = |e: &Expr, maps: &[(ColId, Expr)]| {
@@ -932,7 +933,7 @@ impl Emitter<'_> {
                 Above::Filter(list) => {
                     for p in list {
                         let truth = self.truth(pipe, &inline(p, &maps))?;
-                        pipe.line(format!("{matched} = {matched} && {truth};"));
+                        pipe.bind(matched, format!("{matched} = {matched} && {truth};"));
                     }
                 }
                 Above::Map(defs) => {
@@ -946,7 +947,7 @@ impl Emitter<'_> {
         }
         for c in conditions {
             let truth = self.truth(pipe, &inline(c, &maps))?;
-            pipe.line(format!("{matched} = {matched} && {truth};"));
+            pipe.bind(matched, format!("{matched} = {matched} && {truth};"));
         }
         (pipe.env, pipe.needs) = saved;
         if join.kind == JoinKind::Left {
@@ -965,7 +966,7 @@ impl Emitter<'_> {
     fn decide(&self, pipe: &mut Pipe, kind: JoinKind, matched: &str) {
         match kind {
             JoinKind::Semi => pipe.keep_if(matched),
-            JoinKind::Anti => pipe.line(format!("if ({matched}) continue;")),
+            JoinKind::Anti => pipe.skip_if(matched),
             JoinKind::Mark(id) => {
                 pipe.env.insert(id, Value::new(matched, Form::Bool));
                 pipe.needs.insert(id, vec![]);
@@ -1016,7 +1017,7 @@ impl Emitter<'_> {
             pipe.touches.push(Touch { state: name.clone(), key: codes.join(", "), range: None });
         }
         match &state.groups {
-            Groups::Scalar => pipe.line(format!("const u64 {slot} = 0;")),
+            Groups::Scalar => pipe.bind(slot, format!("const u64 {slot} = 0;")),
             Groups::Direct { .. } | Groups::Hash => {
                 let domains: Vec<Domain> = state
                     .keys
@@ -1043,11 +1044,14 @@ impl Emitter<'_> {
                 let usable = conjunction(tests.drain(..).chain([inside]));
                 if let Groups::Direct { .. } = state.groups {
                     let code = self.local_in(pipe, name, code);
-                    pipe.line(format!("const u64 {slot} = {usable} ? {code} : DKB_NONE;  // probe {name}"));
+                    pipe.bind(
+                        slot,
+                        format!("const u64 {slot} = {usable} ? {code} : DKB_NONE;  // probe {name}"),
+                    );
                 } else {
                     let (table, len) =
                         (pipe.buffer(&format!("{name}_keys")), pipe.arg(Arg::Len(name.clone())));
-                    pipe.line(format!(
+                    pipe.bind(slot, format!(
                         "const u64 {slot} = {usable} ? hash_find({table}, {len}, {code} + 1) : DKB_NONE;  // probe {name}"
                     ));
                 }
@@ -1056,14 +1060,18 @@ impl Emitter<'_> {
             Groups::Wide { words } => {
                 let mut list: Vec<String> = ordered.iter().flat_map(key_words).collect();
                 list.resize(*words, "0".to_owned());
-                pipe.line(format!("const u64 {slot}_key[{words}] = {{{}}};", list.join(", ")));
+                let key = format!("{slot}_key");
+                pipe.bind(&key, format!("const u64 {key}[{words}] = {{{}}};", list.join(", ")));
                 let usable = conjunction(tests.drain(..));
                 let (states, table) =
                     (pipe.buffer(&format!("{name}_state")), pipe.buffer(&format!("{name}_keys")));
                 let len = pipe.arg(Arg::Len(name.clone()));
-                pipe.line(format!(
-                    "const u64 {slot} = {usable} ? hash_find({states}, {table}, {len}, {slot}_key) : DKB_NONE;"
-                ));
+                pipe.bind(
+                    slot,
+                    format!(
+                        "const u64 {slot} = {usable} ? hash_find({states}, {table}, {len}, {key}) : DKB_NONE;"
+                    ),
+                );
                 tests.push(Some(format!("{slot} != DKB_NONE")));
             }
         }
@@ -1109,10 +1117,11 @@ impl Emitter<'_> {
                 if list.len() != *words {
                     return Err(PlanError::Unsupported("join keys of different width".to_owned()).into());
                 }
-                pipe.line(format!("const u64 k{serial}[{words}] = {{{}}};", list.join(", ")));
+                let key = format!("k{serial}");
+                pipe.bind(&key, format!("const u64 {key}[{words}] = {{{}}};", list.join(", ")));
                 let (state, keys) =
                     (pipe.buffer(&format!("{table}_state")), pipe.buffer(&format!("{table}_keys")));
-                (conjunction([not_null]), format!("hash_find({state}, {keys}, {len}, k{serial})"))
+                (conjunction([not_null]), format!("hash_find({state}, {keys}, {len}, {key})"))
             }
         };
         let link = format!("first_link({heads}, {len}, {slot})");
@@ -1129,7 +1138,7 @@ impl Emitter<'_> {
         let (count, len) = (pipe.buffer(&format!("{name}_count")), pipe.arg(Arg::Len(name.clone())));
         pipe.keep_if(&format!("slot < filled({count}, {len})"));
         let flags = pipe.buffer(matched.as_deref().expect("full joins mark matches"));
-        pipe.line(format!("if ({flags}[slot]) continue;"));
+        pipe.skip_if(format!("{flags}[slot]"));
         for id in left {
             if let Some(v) = met.env.get(id) {
                 let code = if v.form == Form::Text { "Str{nullptr, 0}" } else { "0" };

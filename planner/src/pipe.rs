@@ -68,6 +68,29 @@ pub(crate) fn any_null(nulls: impl IntoIterator<Item = Option<String>>) -> Optio
 /// A functional dependency: rows equal in the first set are equal in the second.
 pub(crate) type Dependency = (BTreeSet<ColId>, BTreeSet<ColId>);
 
+/// A statement of the row loop.
+#[derive(Debug, Clone)]
+struct Line {
+    depth: usize,
+    text: String,
+    does: Does,
+}
+
+/// What a statement does, as far as it matters for running a part of the loop by itself.
+#[derive(Debug, Clone)]
+enum Does {
+    /// Goes on to the next row if `text` is true.
+    Skip,
+    /// Gives this name a value that follows from the row alone.
+    Bind(String),
+    /// Anything else.
+    Act,
+}
+
+/// Rows are first tested and then collected, warp by warp, where fewer than this share of them passes: the lanes
+/// of a warp that goes on with the few that pass would idle.
+const COLLECTED_SHARE: f64 = 0.25;
+
 /// A kernel under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct Pipe {
@@ -78,7 +101,9 @@ pub(crate) struct Pipe {
     pub(crate) args: IndexSet<Arg>,
     /// Statements before the row loop.
     pub(crate) head: String,
-    body: String,
+    body: Vec<Line>,
+    /// The statements up to here decide which rows the others see.
+    tested: usize,
     /// Statements after the row loop.
     pub(crate) tail: String,
     depth: usize,
@@ -87,6 +112,8 @@ pub(crate) struct Pipe {
     pub(crate) needs: BTreeMap<ColId, Vec<Arg>>,
     /// No more rows than this reach the sink, over all partitions.
     pub(crate) max_rows: Option<u128>,
+    /// Estimated rows at the source.
+    source_rows: f64,
     /// Estimated rows at the sink.
     pub(crate) rows: f64,
     pub(crate) dependencies: Vec<Dependency>,
@@ -111,12 +138,14 @@ impl Pipe {
             row,
             args: IndexSet::new(),
             head: String::new(),
-            body: String::new(),
+            body: Vec::new(),
+            tested: 0,
             tail: String::new(),
             depth: 2,
             env: BTreeMap::new(),
             needs: BTreeMap::new(),
             max_rows,
+            source_rows: rows,
             rows,
             dependencies: Vec::new(),
             derived: BTreeMap::new(),
@@ -140,31 +169,96 @@ impl Pipe {
         self.arg(Arg::Buffer(name.to_owned()))
     }
 
-    /// Adds a line to the row loop.
-    pub(crate) fn line(&mut self, text: impl AsRef<str>) {
-        let indent = "  ".repeat(self.depth);
-        writeln!(self.body, "{indent}{}", text.as_ref()).expect("writing to a String");
+    fn push(&mut self, text: impl Into<String>, does: Does) {
+        self.body.push(Line { depth: self.depth, text: text.into(), does });
+    }
+
+    /// Adds a statement to the row loop.
+    pub(crate) fn line(&mut self, text: impl Into<String>) {
+        self.push(text, Does::Act);
+    }
+
+    /// Adds a statement that gives `name` a value which follows from the row alone.
+    pub(crate) fn bind(&mut self, name: &str, text: impl Into<String>) {
+        self.push(text, Does::Bind(name.to_owned()));
     }
 
     /// Adds a line that opens a block, which stays open to the end of the row loop.
-    pub(crate) fn open(&mut self, text: impl AsRef<str>) {
+    pub(crate) fn open(&mut self, text: impl Into<String>) {
         self.line(text);
         self.depth += 1;
     }
 
-    /// The row loop's text, all blocks closed.
-    pub(crate) fn closed_body(&self) -> String {
-        let mut body = self.body.clone();
-        for depth in (2..self.depth).rev() {
-            writeln!(body, "{}}}", "  ".repeat(depth)).expect("writing to a String");
-        }
-        body
+    /// Skips rows for which `condition` is true.
+    pub(crate) fn skip_if(&mut self, condition: impl Into<String>) {
+        self.push(condition, Does::Skip);
     }
 
     /// Skips rows for which `condition` is not true.
     pub(crate) fn keep_if(&mut self, condition: &str) {
-        self.line(format!("if (!({condition})) continue;"));
+        self.skip_if(format!("!({condition})"));
     }
+
+    /// Says that what follows is costly for a row: if few rows get here, they are collected before it.
+    pub(crate) fn collect_rows(&mut self) {
+        let few = self.rows < COLLECTED_SHARE * self.source_rows;
+        if few && self.tested == 0 && self.body.iter().all(|line| !matches!(line.does, Does::Act)) {
+            self.tested = self.body.len();
+        }
+    }
+
+    /// The loop over the rows.
+    pub(crate) fn row_loop(&self) -> String {
+        let mut text = String::new();
+        let mut add = |depth: usize, line: &str| {
+            writeln!(text, "{}{line}", "  ".repeat(depth)).expect("writing to a String");
+        };
+        let slot = (self.row == "slot").then_some("const u64 slot = first_row + i;");
+        let (tests, rest) = self.body.split_at(self.tested);
+        if tests.is_empty() {
+            add(1, "DKB_ROWS(i, rows) {");
+            slot.iter().for_each(|s| add(2, s));
+        } else {
+            add(1, "const auto passes = [&](u64 i) {");
+            slot.iter().for_each(|s| add(2, s));
+            for line in tests {
+                match line.does {
+                    Does::Skip => add(2, &format!("if ({}) return false;", line.text)),
+                    Does::Bind(_) | Does::Act => add(2, &line.text),
+                }
+            }
+            add(2, "return true;");
+            add(1, "};");
+            add(1, "DKB_ROWS_THAT(i, rows, passes) {");
+            slot.iter().for_each(|s| add(2, s));
+            needed(tests, rest).iter().for_each(|line| add(2, &line.text));
+        }
+        for Line { depth, text, does } in rest {
+            match does {
+                Does::Skip => add(*depth, &format!("if ({text}) continue;")),
+                Does::Bind(_) | Does::Act => add(*depth, text),
+            }
+        }
+        (1..self.depth).rev().for_each(|depth| add(depth, "}"));
+        text
+    }
+}
+
+/// The statements of `tests` that name values which `rest` uses, directly or through others.
+fn needed<'l>(tests: &'l [Line], rest: &[Line]) -> Vec<&'l Line> {
+    fn words(text: &str) -> impl Iterator<Item = &str> {
+        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+    }
+    let mut used: BTreeSet<&str> = rest.iter().flat_map(|line| words(&line.text)).collect();
+    let mut list: Vec<&Line> = Vec::new();
+    for line in tests.iter().rev() {
+        if matches!(&line.does, Does::Bind(name) if used.contains(name.as_str())) {
+            used.extend(words(&line.text));
+            list.push(line);
+        }
+    }
+    list.reverse();
+    list
 }
 
 /// The C++ parameter name of an argument.

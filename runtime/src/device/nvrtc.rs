@@ -12,8 +12,16 @@ use libloading::Library;
 use super::cache::{self, DiskCache, SharedMap};
 use super::{DeviceError, shorten};
 
-const OPTIONS: [&str; 6] =
-    ["--std=c++17", "--device-int128", "-default-device", "-lineinfo", "--fmad=false", "-w"];
+/// All cores optimise the kernels of a plan (`--split-compile`).
+const OPTIONS: [&str; 7] = [
+    "--std=c++17",
+    "--device-int128",
+    "-default-device",
+    "-lineinfo",
+    "--fmad=false",
+    "--split-compile=0",
+    "-w",
+];
 
 /// Folders in which the libraries of a CUDA installation are looked for before the system's own: those of
 /// `$DKB_CUDA_LIB_DIR` (separated by `:`), then `/usr/local/cuda*/lib64`, newest first.
