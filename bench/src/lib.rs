@@ -7,6 +7,7 @@ mod chart;
 mod compare;
 mod floor;
 mod report;
+pub mod verdict;
 
 pub use chart::write_file;
 pub use compare::compare;
