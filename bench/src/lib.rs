@@ -6,6 +6,7 @@
 mod chart;
 mod compare;
 mod floor;
+pub mod judge;
 mod report;
 pub mod verdict;
 

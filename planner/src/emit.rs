@@ -19,6 +19,12 @@ use crate::ir::{Cmp, ColId, ColumnDef, Columns, Expr, Kind, Rel};
 use crate::lower::type_range;
 use crate::pipe::{Form, Pipe, Value, arg_name};
 
+/// Bytes of a piece of text, where only its number is known.
+const TEXT_BYTES: usize = 32;
+
+/// Bytes that an access of a buffer moves: a sector of device memory.
+const ACCESS_BYTES: usize = 32;
+
 /// Why emitting stopped.
 #[derive(Debug)]
 pub(crate) enum Fault {
@@ -672,6 +678,33 @@ impl<'a> Emitter<'a> {
         }
         phases.append(&mut self.phases);
         self.phases = phases;
+    }
+
+    /// Marks the phase that is expected to take longest, by the bytes of the columns that it streams and one access of
+    /// each buffer a row.
+    pub(crate) fn mark_hot(&mut self) {
+        let cost = |phase: &Phase| {
+            let Over::Table(name) = &phase.over else { return 0.0 };
+            let rows = self.tables.iter().find(|t| t.name == *name).map_or(0, |t| t.rows);
+            let bytes = |arg: &Arg| match arg {
+                Arg::Column(t, c) => match self.inputs[t][c].physical {
+                    Physical::Fixed(elem) | Physical::Dict(elem) => elem.bytes(),
+                    Physical::Utf8 => 0,
+                },
+                Arg::Valid(..) => 1,
+                Arg::Offsets(..) => 4,
+                Arg::Bytes(..) => TEXT_BYTES,
+                Arg::Buffer(_) => ACCESS_BYTES,
+                _ => 0,
+            };
+            let args = phase.launches.iter().flat_map(|l| &l.args);
+            rows as f64 * args.map(bytes).sum::<usize>() as f64
+        };
+        let costs: Vec<f64> = self.phases.iter().map(cost).collect();
+        let Some((hot, most)) = costs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)) else { return };
+        self.phases[hot].hot = true;
+        let share = if *most > 0.0 { most / costs.iter().sum::<f64>() } else { 1.0 };
+        self.explain.push(format!("hot: {}, about {:.0} % of the work", self.phases[hot].name, share * 100.0));
     }
 
     /// Closes the query's last pipelines with its result and returns where it lies.

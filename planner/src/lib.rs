@@ -158,6 +158,7 @@ fn attempt(
     let mut emitter = Emitter::new(tables, columns, params, &values, options, dicts, divided);
     let pipes = emitter.produce(&rel, &required)?;
     let result = emitter.result(pipes, &outputs)?;
+    emitter.mark_hot();
     let hidden = (outputs.len() > keep).then_some(keep as u64);
     let finish = Finish { order_by, offset: query.offset, limit: query.limit, keep: hidden };
     let mut explain: Vec<String> = notes.into_iter().chain(emitter.explain).collect();

@@ -478,6 +478,11 @@ impl Prepared {
         &self.explain
     }
 
+    /// Bytes of the plan's buffers on each device, before any rerun; None until it is loaded.
+    pub fn buffer_bytes(&self) -> Option<u64> {
+        self.setup.as_ref().map(Setup::buffer_bytes)
+    }
+
     /// Assumptions that the data was found to violate.
     pub fn denied(&self) -> &[String] {
         &self.denied

@@ -6,9 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use dkb_bench::judge::{self, Judge, Machine};
+use dkb_bench::verdict::Outcome;
 use dkb_bench::{Floors, Report, compare, write_file};
 
-/// Compares measurements of dkb-run
+/// Judges kernel plans and compares measurements of dkb-run
 #[derive(Debug, Parser)]
 #[command(name = "dkb-bench", version, after_help = EXAMPLES)]
 struct Args {
@@ -18,6 +20,19 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Judge one plan file: whether it keeps the rules, is right, and how much faster than the generated plan it is
+    Judge {
+        /// The plan file
+        file: PathBuf,
+        /// The query that it answers; by default the file's name up to the first dot
+        #[arg(long, value_name = "NAME")]
+        query: Option<String>,
+        #[command(flatten)]
+        judging: Judging,
+        /// Also write the verdict to this file
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
+    },
     /// Print two reports side by side: median times in milliseconds, ratios and totals
     Compare {
         /// A report of dkb-run --report
@@ -41,9 +56,70 @@ enum Command {
     },
 }
 
+/// On what plans are judged.
+#[derive(Debug, clap::Args)]
+struct Judging {
+    /// Data on which plans are timed
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    /// Stored answers for it, qNN.parquet; else DataFusion answers
+    #[arg(long, value_name = "DIR")]
+    answers: Option<PathBuf>,
+    /// Other data on which plans must be right; may be repeated
+    #[arg(long, value_name = "DIR")]
+    held_out: Vec<PathBuf>,
+    /// Data on which plans may also say that an assumption does not hold; may be repeated
+    #[arg(long, value_name = "DIR")]
+    hostile: Vec<PathBuf>,
+    /// Where plans run
+    #[arg(long, value_enum, default_value = "cuda")]
+    device: Device,
+    /// Bytes of device memory for each of the two plans that are timed side by side
+    #[arg(long, value_name = "BYTES", value_parser = dkb_runtime::cli::args::parse_bytes)]
+    device_memory: Option<u64>,
+    /// Only whether plans are right
+    #[arg(long)]
+    no_timing: bool,
+    /// Seed of the parameters that are drawn; by default another one each time
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Device {
+    /// An NVIDIA GPU
+    Cuda,
+    /// The cores of this machine, to see whether plans are right
+    Host,
+}
+
+/// Device memory of each plan where nothing is said: two fit beside each other on the GPUs this is made for.
+const DEVICE_MEMORY: u64 = 30 << 30;
+
+impl Judging {
+    fn judge(&self) -> Result<Judge> {
+        let gpu = matches!(self.device, Device::Cuda);
+        let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| clock().map_or(0, |since| since.as_nanos() as u64));
+        Judge::new(judge::Config {
+            data: self.data.clone(),
+            answers: self.answers.clone(),
+            held_out: self.held_out.clone(),
+            hostile: self.hostile.clone(),
+            machine: Machine {
+                gpu,
+                devices: vec![0],
+                memory_bytes: self.device_memory.or(gpu.then_some(DEVICE_MEMORY)),
+            },
+            timed: !self.no_timing,
+            seed,
+        })
+    }
+}
+
 const EXAMPLES: &str = "\
 A query that failed, gave a wrong answer or ran in DataFusion counts in no total.
-Exit code: 0 when the table was printed, 2 for bad input.
+Exit code: 0 when the table was printed or the plan accepted, 1 when it was not, 2 for bad input.
 
 Examples:
   dkb-run --tpch 1 --repeat 5 --report one.json
@@ -58,27 +134,45 @@ fn above_zero(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What the command prints.
-fn run(command: Command) -> Result<String> {
+/// What the command prints, and whether it ends well.
+fn run(command: Command) -> Result<(String, bool)> {
     match command {
-        Command::Compare { a, b } => Ok(compare(&Report::read(&a)?, &Report::read(&b)?)),
+        Command::Judge { file, query, judging, report } => {
+            let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            let query = query.unwrap_or_else(|| name.split('.').next().unwrap_or_default().to_owned());
+            let verdict = judging.judge()?.judge(&query, &text)?;
+            if let Some(report) = report {
+                write_file(&report, &(serde_json::to_string_pretty(&verdict)? + "\n"))?;
+            }
+            let mut lines: Vec<String> = verdict.checks.iter().map(|(k, v)| format!("{k}: {v}")).collect();
+            lines.push(format!("{query}: {:?}: {}", verdict.outcome, verdict.feedback));
+            Ok((lines.join("\n"), verdict.outcome == Outcome::Accepted))
+        }
+        Command::Compare { a, b } => Ok((compare(&Report::read(&a)?, &Report::read(&b)?), true)),
         Command::Floor { report: path, svg, link_gb_per_s } => {
             let report = Report::read(&path)?;
             let floors = Floors::new(&report, link_gb_per_s).with_context(|| path.display().to_string())?;
             if let Some(svg) = svg {
                 write_file(&svg, &floors.svg())?;
             }
-            Ok(floors.table())
+            Ok((floors.table(), true))
         }
     }
 }
 
 fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let [_, first, rest @ ..] = words.as_slice()
+        && first == judge::WORKER
+    {
+        return judge::worker_main(rest);
+    }
     match run(Args::parse().command) {
-        Ok(text) => {
+        Ok((text, good)) => {
             // Output that nobody reads is no failure.
             let _ = writeln!(std::io::stdout(), "{text}");
-            ExitCode::SUCCESS
+            ExitCode::from(u8::from(!good))
         }
         Err(error) => {
             eprintln!("dkb-bench: {error:#}");

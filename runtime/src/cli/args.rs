@@ -115,6 +115,9 @@ struct Args {
         help_heading = "Devices"
     )]
     fallback: Fallback,
+    /// Plans to run: those that are generated, or DIR/qNN.plan where there is such a file
+    #[arg(long, value_name = "baseline|DIR", default_value = "baseline", help_heading = "Queries")]
+    kernels: PathBuf,
     /// Timed runs of each query
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Measuring and checking")]
     repeat: u32,
@@ -301,6 +304,8 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// What happens to SQL without kernels.
     pub fallback: Fallback,
+    /// Folder of specialised plans, if any are to run.
+    pub kernels: Option<PathBuf>,
     /// Explain instead of running.
     pub explain: Option<Explain>,
     /// Forced number of shards.
@@ -403,6 +408,13 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
     if let Some(dir) = args.answers.as_ref().filter(|dir| !dir.is_dir()) {
         return bad(&format!("--answers {}: no such folder", dir.display()));
     }
+    let kernels = Some(args.kernels).filter(|dir| dir.as_os_str() != "baseline");
+    if let Some(dir) = kernels.as_ref().filter(|dir| !dir.is_dir()) {
+        return bad(&format!("--kernels {}: no such folder; or say `baseline`", dir.display()));
+    }
+    if kernels.is_some() && matches!(queries, Queries::Sql { .. }) {
+        return bad("--kernels DIR holds plans of the TPC-H queries: use --query");
+    }
     let files = [&args.answers, &args.output, &args.report, &args.trace];
     if explain.is_some() && (args.check || files.iter().any(|file| file.is_some())) {
         return bad("--explain runs nothing: drop --check, --answers, --output, --report and --trace");
@@ -435,6 +447,7 @@ fn resolve(args: Args, command: Vec<String>) -> Result<Options, CliError> {
         report: args.report,
         trace: args.trace,
         fallback: args.fallback,
+        kernels,
         explain,
         shards: args.shards,
         shrink: args.shrink,

@@ -2,6 +2,9 @@
 //!
 //! Invariant: after [`resolve`] every placeholder has a declaration and every value fits its type.
 
+use std::io::ErrorKind;
+use std::path::Path;
+
 use dkb_kernels::SqlType;
 
 use super::CliError;
@@ -37,6 +40,9 @@ pub(super) fn resolve(options: &Options) -> Result<Vec<Query>, CliError> {
     for query in &queries {
         check_params(query)?;
     }
+    if let Some(dir) = &options.kernels {
+        specialise(&mut queries, dir)?;
+    }
     Ok(queries)
 }
 
@@ -58,7 +64,27 @@ fn named(names: &[String]) -> Result<Vec<workload::Query>, CliError> {
 fn to_query(query: workload::Query) -> Query {
     let decls = query.decls().into_iter();
     let decls = decls.map(|d| Decl { name: d.name, ty: d.ty, default: d.default }).collect();
-    Query { name: query.name, sql: query.sql, decls, params: Vec::new() }
+    Query { name: query.name, sql: query.sql, decls, params: Vec::new(), plan: None }
+}
+
+/// Gives each query that has a plan in `dir` that plan.
+fn specialise(queries: &mut [Query], dir: &Path) -> Result<(), CliError> {
+    for query in queries {
+        let file = format!("{}.plan", query.name);
+        let path = dir.join(&file);
+        let bad = |what: String| Err(CliError::Input(format!("--kernels: {}: {what}", path.display())));
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            Err(e) => return bad(e.to_string()),
+        };
+        match dkb_kernels::text::parse(&text) {
+            Ok(plan) if plan.sql == query.sql => query.plan = Some((text, file)),
+            Ok(_) => return bad(format!("its sql is not that of {}", query.name)),
+            Err(e) => return bad(e.to_string()),
+        }
+    }
+    Ok(())
 }
 
 /// Declares the placeholders of a user's SQL that have no declaration, by the literals given for them.

@@ -9,8 +9,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use arrow::array::RecordBatch;
 
 use super::args::Target;
-use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, read_batch};
+use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run};
 use super::{signals, worker};
+use crate::wire::{read_batch, read_message, write_message};
 
 /// A worker process that is started when needed and again after it died.
 pub(super) struct Parent {
@@ -165,9 +166,9 @@ impl Worker {
         request: &Request,
         hear: &mut dyn FnMut(&Reply),
     ) -> std::io::Result<(Reply, Option<RecordBatch>)> {
-        super::protocol::write_message(&mut self.requests, request)?;
+        write_message(&mut self.requests, request)?;
         loop {
-            let reply = super::protocol::read_message(&mut self.replies)?;
+            let reply = read_message(&mut self.replies)?;
             match reply.ok_or(std::io::ErrorKind::UnexpectedEof)? {
                 reply @ (Reply::Phase { .. } | Reply::Progress { .. }) => hear(&reply),
                 Reply::Ran { run, arrow_bytes } => {

@@ -1,19 +1,13 @@
-//! What parent and worker say to each other: one JSON object a line. An answer's rows follow their line as
-//! an Arrow IPC stream of the stated length.
+//! What parent and worker say to each other, in the form of [`crate::wire`].
 //!
 //! Invariant: every request has exactly one closing reply, which is any but [`Reply::Phase`] and
 //! [`Reply::Progress`].
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Cursor, Read, Write};
 use std::path::PathBuf;
 
-use arrow::array::RecordBatch;
-use arrow::ipc::reader::StreamReader;
-use arrow::ipc::writer::StreamWriter;
 use dkb_kernels::SqlType;
 use dkb_planner::ParamDecl;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::args::{Fallback, LoadMode, Target};
@@ -73,6 +67,8 @@ pub(super) struct Query {
     pub(super) decls: Vec<Decl>,
     /// Values that differ from the defaults.
     pub(super) params: Vec<(String, String)>,
+    /// The text of the plan that runs, and its file's name; the plan is generated without.
+    pub(super) plan: Option<(String, String)>,
 }
 
 impl Query {
@@ -180,6 +176,8 @@ pub(super) struct Measured {
     pub(super) load_ms: f64,
     /// Bound parameters to rows on the host, one sample a timed run.
     pub(super) exec_ms: Vec<f64>,
+    /// `baseline`, or the file of the plan that ran.
+    pub(super) kernels: String,
     /// Why DataFusion ran it instead, if it did.
     pub(super) fallback: Option<String>,
     /// Rows that came to the host for order and limit.
@@ -233,75 +231,4 @@ pub(super) enum FailedKind {
     Unsupported,
     /// Anything else, while running.
     Run,
-}
-
-/// Writes one message.
-///
-/// # Errors
-/// Those of the stream.
-pub(super) fn write_message(out: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, message)?;
-    out.write_all(b"\n")?;
-    out.flush()
-}
-
-/// Reads one message; None at the end of the stream.
-///
-/// # Errors
-/// Those of the stream, or a line that is no message.
-pub(super) fn read_message<T: DeserializeOwned>(input: &mut impl BufRead) -> io::Result<Option<T>> {
-    let mut line = String::new();
-    if input.read_line(&mut line)? == 0 {
-        return Ok(None);
-    }
-    Ok(Some(serde_json::from_str(&line)?))
-}
-
-/// A batch as an Arrow IPC stream.
-///
-/// # Errors
-/// A type that the format does not hold.
-pub(super) fn encode_batch(batch: &RecordBatch) -> Result<Vec<u8>, arrow::error::ArrowError> {
-    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema())?;
-    writer.write(batch)?;
-    writer.into_inner()
-}
-
-/// Reads a batch of `bytes` bytes.
-///
-/// # Errors
-/// Those of the stream, or bytes that are no Arrow IPC stream.
-pub(super) fn read_batch(input: &mut impl Read, bytes: usize) -> io::Result<RecordBatch> {
-    let mut buffer = vec![0; bytes];
-    input.read_exact(&mut buffer)?;
-    let broken = |e: arrow::error::ArrowError| io::Error::other(e);
-    let mut reader = StreamReader::try_new(Cursor::new(buffer), None).map_err(broken)?;
-    match reader.next() {
-        Some(batch) => batch.map_err(broken),
-        None => Ok(RecordBatch::new_empty(reader.schema())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{ArrayRef, Int64Array};
-
-    use super::*;
-
-    #[test]
-    fn messages_and_batches_round_trip() {
-        let column: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None]));
-        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
-        let bytes = encode_batch(&batch).unwrap();
-        let mut stream = Vec::new();
-        write_message(&mut stream, &Reply::Phase { name: "two\nlines".into() }).unwrap();
-        stream.extend_from_slice(&bytes);
-        let mut input = stream.as_slice();
-        let Ok(Some(Reply::Phase { name })) = read_message(&mut input) else { panic!("no message") };
-        assert_eq!(name, "two\nlines");
-        assert_eq!(read_batch(&mut input, bytes.len()).unwrap(), batch);
-        assert!(read_message::<Reply>(&mut input).unwrap().is_none());
-    }
 }

@@ -178,6 +178,7 @@ fn query_json(outcome: &Outcome) -> serde_json::Value {
         "check": ran.verdict(),
         "checks": ran.checks,
         "complaints": ran.complaints(),
+        "kernels": m.kernels,
         "fallback": m.fallback,
         "finish_rows": m.finish_rows,
         "finish_ms": m.finish_ms,

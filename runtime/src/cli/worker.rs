@@ -15,14 +15,14 @@ use arrow::array::RecordBatch;
 use super::args::{Fallback, LoadMode, Target};
 use super::fallback;
 use super::protocol::{
-    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run, encode_batch, read_message,
-    write_message,
+    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run,
 };
 use crate::device::{DeviceError, DeviceKind, DeviceSpec, open_devices};
 use crate::exec::Error;
 use crate::nvtx;
 use crate::session::{Mode, Session, SessionConfig};
 use crate::trace::{Loaded, Timeline, stages};
+use crate::wire::{encode_batch, read_message, write_message};
 
 /// The hidden subcommand that makes the program a worker.
 pub(super) const SUBCOMMAND: &str = "worker";
@@ -338,7 +338,14 @@ fn run_on_devices(
     let _range = nvtx::range("query", &query.name);
     let sorted = |error| sort_error(error, open.mode);
     out.phase("prepare");
-    let mut prepared = session.prepare(&query.sql, &query.planner_decls()).map_err(sorted)?;
+    let prepared = match &query.plan {
+        Some((text, file)) => {
+            let plan = dkb_kernels::text::parse(text);
+            session.prepare_plan(plan.map_err(|e| failed(FailedKind::Input, format!("{file}: {e}")))?)
+        }
+        None => session.prepare(&query.sql, &query.planner_decls()),
+    };
+    let mut prepared = prepared.map_err(sorted)?;
     out.phase("load");
     session.load(&mut prepared).map_err(sorted)?;
     let (prepare_ms, load_ms) = (prepared.prepare_ms(), prepared.load_ms());
@@ -378,6 +385,10 @@ fn run_on_devices(
         prepare_ms,
         load_ms,
         exec_ms,
+        kernels: match &query.plan {
+            Some((_, file)) if !replanned => file.clone(),
+            _ => "baseline".to_owned(),
+        },
         fallback: None,
         finish_rows: last.finish_rows,
         finish_ms: last.finish_ms,

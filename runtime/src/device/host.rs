@@ -7,7 +7,7 @@
 use std::alloc::{self, Layout};
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,6 +20,7 @@ use super::cache::{self, DiskCache, SharedMap};
 use super::{
     Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration, shorten,
 };
+use crate::sandbox::program_path;
 use crate::trace::now_ms;
 
 const FLAGS: [&str; 11] = [
@@ -415,6 +416,11 @@ fn compiler() -> Result<&'static Compiler, DeviceError> {
         })
     });
     found.as_ref().map_err(|message| DeviceError::Unavailable(message.clone()))
+}
+
+/// The program that compiles plans for the host, if there is one.
+pub(crate) fn compiler_path() -> Option<PathBuf> {
+    program_path(&compiler().ok()?.command[0].to_string_lossy())
 }
 
 fn machine_memory_bytes() -> u64 {

@@ -135,6 +135,11 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Bytes of all buffers on one device.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
     /// Takes the number of parts asked for, or `least` or more: as few as fit the budget beside the columns.
     /// `column_bytes` says how many bytes of columns a device holds, with whole tables on each or not.
     ///

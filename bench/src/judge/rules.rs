@@ -1,0 +1,120 @@
+//! What a candidate may change of the baseline plan, judged on the texts alone.
+
+use dkb_kernels::{Finish, Level, Phase, Plan, check, text};
+
+/// Reads a candidate and checks it by itself and against the baseline.
+///
+/// # Errors
+/// One sentence: what is wrong with the file, or which rule it breaks.
+pub(super) fn read(candidate: &str, baseline: &Plan) -> Result<Plan, String> {
+    let plan = text::parse(candidate).map_err(|e| e.to_string())?;
+    check(&plan).map_err(|e| e.to_string())?;
+    keeps(&plan, baseline)?;
+    match plan.level {
+        Level::Baseline => Err("level: a candidate is `core` or `full`".to_owned()),
+        Level::Core => is_core(&plan, baseline),
+        Level::Full => Ok(()),
+    }?;
+    Ok(plan)
+}
+
+/// The parts that are the planner's at any level.
+fn keeps(plan: &Plan, baseline: &Plan) -> Result<(), String> {
+    let differs = |what: &str| Err(format!("{what}: must be the baseline's"));
+    if plan.sql != baseline.sql {
+        return differs("sql");
+    }
+    if plan.params != baseline.params {
+        return differs("params");
+    }
+    finish(&plan.finish, &baseline.finish)?;
+    let visible = |p: &Plan| {
+        let keep = p.finish.keep.map_or(p.result.columns.len(), |k| k as usize);
+        p.result.columns.iter().take(keep).map(|c| (c.name.clone(), c.ty, c.nullable)).collect::<Vec<_>>()
+    };
+    if visible(plan) != visible(baseline) {
+        return Err("result.columns: names, types and `nullable` must be the baseline's".to_owned());
+    }
+    for phase in plan.phases.iter().filter(|p| p.prune.is_some()) {
+        let same = |b: &Phase| b.over == phase.over && b.prune == phase.prune;
+        if !baseline.phases.iter().any(same) {
+            return Err(format!("phase `{}`: prune is the planner's: copy it or leave it out", phase.name));
+        }
+    }
+    Ok(())
+}
+
+/// Steps may be dropped, not changed.
+fn finish(plan: &Finish, baseline: &Finish) -> Result<(), String> {
+    let kept = |same: bool, dropped: bool| same || dropped;
+    let fine = kept(plan.order_by == baseline.order_by, plan.order_by.is_empty())
+        && kept(plan.offset == baseline.offset, plan.offset == 0)
+        && kept(plan.limit == baseline.limit, plan.limit.is_none())
+        && kept(plan.keep == baseline.keep, plan.keep.is_none());
+    if fine { Ok(()) } else { Err("finish: a step may be dropped and not changed".to_owned()) }
+}
+
+/// `core`: everything but the hot phase's kernels, launches and scratch buffers is the baseline's.
+fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
+    let differs = |what: String| Err(format!("{what}: at level `core` it must be the baseline's"));
+    if plan.inputs != baseline.inputs {
+        return differs("inputs".to_owned());
+    }
+    if plan.assumes != baseline.assumes || plan.shard != baseline.shard || plan.result != baseline.result {
+        return differs("assumes, shard and result".to_owned());
+    }
+    if plan.phases.len() != baseline.phases.len() {
+        return differs("the number of phases".to_owned());
+    }
+    for (ours, theirs) in plan.phases.iter().zip(&baseline.phases) {
+        let launches = if theirs.hot { theirs.launches.clone() } else { ours.launches.clone() };
+        let merge = if theirs.hot { theirs.merge.clone() } else { ours.merge.clone() };
+        if (Phase { launches, merge, ..ours.clone() }) != *theirs {
+            return differs(format!("phase `{}`", theirs.name));
+        }
+    }
+    for (name, size) in &baseline.sizes {
+        if plan.sizes.get(name) != Some(size) {
+            return differs(format!("size `{name}`"));
+        }
+    }
+    for buffer in &baseline.buffers {
+        if plan.buffer(&buffer.name) != Some(buffer) {
+            return differs(format!("buffer `{}`", buffer.name));
+        }
+    }
+    let hot: Vec<&str> = baseline.phases.iter().filter(|p| p.hot).flat_map(kernels).collect();
+    for kernel in baseline.phases.iter().flat_map(kernels).filter(|k| !hot.contains(k)) {
+        let text = definition(&baseline.source, kernel)
+            .ok_or_else(|| format!("the baseline's source has no kernel `{kernel}`"))?;
+        if definition(&plan.source, kernel) != Some(text) {
+            return differs(format!("kernel `{kernel}`"));
+        }
+    }
+    let directive = plan.source.lines().map(str::trim_start).find(|line| {
+        line.starts_with('#') && *line != "#include \"dkb.cuh\"" && !line.starts_with("#pragma unroll")
+    });
+    match directive {
+        Some(line) => Err(format!("`{line}`: at level `core` the only directives are the include and unroll")),
+        None => Ok(()),
+    }
+}
+
+fn kernels(phase: &Phase) -> impl Iterator<Item = &str> {
+    phase.launches.iter().chain(&phase.merge).map(|launch| launch.kernel.as_str())
+}
+
+/// The text of a kernel's definition: from its `extern "C"` to the brace that closes it.
+fn definition<'s>(source: &'s str, kernel: &str) -> Option<&'s str> {
+    let start = source.find(&format!("extern \"C\" __global__ void {kernel}("))?;
+    let mut depth = 0usize;
+    for (at, c) in source[start..].char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 1 => return Some(&source[start..=start + at]),
+            '}' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}

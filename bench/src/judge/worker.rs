@@ -1,0 +1,258 @@
+//! The process in which one plan runs: it opens a data set, prepares the plan, and runs it when told.
+//!
+//! Invariant: it holds one plan and one data set, and no reference answer. A candidate's worker is caged before it
+//! reads the candidate.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::fd::FromRawFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use arrow::record_batch::RecordBatch;
+use dkb_kernels::{SqlType, text};
+use dkb_planner::ParamDecl;
+use dkb_runtime::device::{DeviceError, DeviceKind, DeviceSpec};
+use dkb_runtime::exec::Error;
+use dkb_runtime::sandbox::Sandbox;
+use dkb_runtime::session::{Prepared, Session, SessionConfig};
+use dkb_runtime::wire::{encode_batch, read_message, write_message};
+use serde::{Deserialize, Serialize};
+
+/// The hidden subcommand that makes the program a worker.
+pub const SUBCOMMAND: &str = "worker";
+
+/// What to open and what to prepare on it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Open {
+    /// The data set's folder.
+    pub(super) data: PathBuf,
+    /// On which devices.
+    pub(super) machine: Machine,
+    /// Uncompressed bytes of a partition; one partition a device where it is not given.
+    pub(super) chunk_bytes: Option<u64>,
+    /// What to prepare.
+    pub(super) program: Program,
+}
+
+/// On which devices plans run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// GPUs, and not the cores of the machine.
+    pub gpu: bool,
+    /// One logical device an entry, on the GPU of that number.
+    pub devices: Vec<usize>,
+    /// Bytes of each logical device.
+    pub memory_bytes: Option<u64>,
+}
+
+/// What a worker runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Program {
+    /// The plan that is generated for a query.
+    Baseline {
+        /// SQL with placeholders.
+        sql: String,
+        /// Name, type and default of each.
+        params: Vec<(String, SqlType, String)>,
+    },
+    /// A candidate: the text of its plan file.
+    Candidate(String),
+}
+
+/// A request to the worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// The first.
+    Open(Open),
+    /// Runs the plan with these parameters.
+    Run(Vec<(String, String)>),
+}
+
+/// The worker's answer: one a request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// The plan is loaded.
+    Opened(Opened),
+    /// The plan ran; its rows follow.
+    Ran {
+        /// From bound parameters to rows on the host, in milliseconds.
+        exec_ms: f64,
+        /// Rows that came to the host for order and limit.
+        finish_rows: u64,
+        /// Length of the Arrow IPC stream that follows.
+        arrow_bytes: usize,
+    },
+    /// The request failed.
+    Failed(Failed),
+}
+
+/// A plan that is ready to run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Opened {
+    /// The plan as text.
+    pub(super) plan: String,
+    /// Bytes of its buffers on each device.
+    pub(super) buffer_bytes: u64,
+    /// Bytes that it must read.
+    pub(super) floor_bytes: u64,
+    /// Rows of the largest table that it reads.
+    pub(super) rows: u64,
+    /// Bandwidth of the memory of GPUs; None on the host, or where too little memory is free.
+    pub(super) gb_per_s: Option<f64>,
+    /// The device's hardware.
+    pub(super) model: String,
+    /// Driver and compiler.
+    pub(super) versions: String,
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Failed {
+    /// What kind of failure.
+    pub(super) kind: Kind,
+    /// One sentence, or a compiler's output.
+    pub(super) message: String,
+}
+
+/// Kinds of failures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    /// The machine's or the data's fault, not the plan's.
+    Setup,
+    /// The plan does not fit the data: a representation that does not hold the values.
+    Fit,
+    /// The source does not compile.
+    Compile,
+    /// The data violates what the plan assumes.
+    Assumption,
+    /// The plan fails while it runs.
+    Fault,
+}
+
+/// Serves requests from standard input until it closes. Of the arguments behind the subcommand, the first is the
+/// scratch folder of a caged worker, the second `gpu` or `host`, and the others are what it may read.
+pub fn main(args: &[String]) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("worker: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &[String]) -> io::Result<()> {
+    // SAFETY: a plain system call; failing is harmless, as standard input closes when the parent ends.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if let [scratch, device, read @ ..] = args {
+        let read = read.iter().map(PathBuf::from).collect();
+        let sandbox = Sandbox { read, scratch: scratch.into(), gpu: device == "gpu" };
+        sandbox.enter().map_err(io::Error::other)?;
+    }
+    let mut out = BufWriter::new(take_stdout()?);
+    let mut input = BufReader::new(io::stdin());
+    let mut opened: Option<(Session, Prepared)> = None;
+    while let Some(request) = read_message(&mut input)? {
+        let mut bytes = Vec::new();
+        let reply = match request {
+            Request::Open(open) => self::open(&open).map(|(session, prepared, reply)| {
+                opened = Some((session, prepared));
+                Reply::Opened(reply)
+            }),
+            Request::Run(params) => run(opened.as_mut(), &params).and_then(|(exec_ms, finish_rows, batch)| {
+                bytes = encode_batch(&batch).map_err(|e| failed(Kind::Fault, e))?;
+                Ok(Reply::Ran { exec_ms, finish_rows, arrow_bytes: bytes.len() })
+            }),
+        };
+        write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
+        out.write_all(&bytes)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// Standard output as a file of its own; descriptor 1 becomes standard error, so that nothing that a library prints
+/// gets between the replies.
+fn take_stdout() -> io::Result<File> {
+    // SAFETY: dup and dup2 take descriptors only; the new descriptor is owned by the file alone.
+    unsafe {
+        let own = libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3);
+        if own < 0 || libc::dup2(2, 1) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(File::from_raw_fd(own))
+    }
+}
+
+fn failed(kind: Kind, message: impl ToString) -> Failed {
+    Failed { kind, message: message.to_string() }
+}
+
+/// Sorts errors of preparing and loading.
+fn while_opening(error: Error) -> Failed {
+    let kind = match &error {
+        Error::Device(DeviceError::Compile { .. } | DeviceError::NoKernel(_)) => Kind::Compile,
+        Error::Device(DeviceError::Unavailable(_)) => Kind::Setup,
+        Error::Plan(_) | Error::Table(_) | Error::Data(_) | Error::Execution(_) => Kind::Fit,
+        _ => Kind::Fault,
+    };
+    failed(kind, error)
+}
+
+fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
+    let setup = |e: Error| failed(Kind::Setup, e);
+    let Machine { gpu, devices, memory_bytes } = &open.machine;
+    let config = SessionConfig {
+        kind: if *gpu { DeviceKind::Cuda } else { DeviceKind::Host },
+        spec: DeviceSpec { gpus: None, devices: Some(devices.clone()), memory_bytes: *memory_bytes },
+        chunk_bytes: open.chunk_bytes,
+        poison: true,
+        ..SessionConfig::default()
+    };
+    let session = Session::open(&open.data, config).map_err(setup)?;
+    let prepared = match &open.program {
+        Program::Baseline { sql, params } => {
+            let decl = |(name, ty, default): &(String, SqlType, String)| ParamDecl {
+                name: name.clone(),
+                ty: *ty,
+                default: default.clone(),
+            };
+            session.prepare(sql, &params.iter().map(decl).collect::<Vec<_>>())
+        }
+        Program::Candidate(text) => {
+            let plan = text::parse(text).map_err(|e| failed(Kind::Compile, e))?;
+            session.prepare_plan(plan)
+        }
+    };
+    let mut prepared = prepared.map_err(while_opening)?;
+    session.load(&mut prepared).map_err(while_opening)?;
+    let reads = |name: &str| prepared.plan().inputs.contains_key(name);
+    let tables = session.data().tables.iter().filter(|t| reads(&t.info.name));
+    let device = session.devices().first();
+    let opened = Opened {
+        plan: text::print(prepared.plan()),
+        buffer_bytes: prepared.buffer_bytes().unwrap_or(0),
+        floor_bytes: session.floor_bytes(&prepared).map_err(setup)?,
+        rows: tables.map(|t| t.info.rows).max().unwrap_or(0),
+        gb_per_s: if *gpu { session.device_gb_per_s().map_err(setup)? } else { None },
+        model: device.map(|d| d.model()).unwrap_or_default(),
+        versions: device.map(|d| d.versions()).unwrap_or_default(),
+    };
+    Ok((session, prepared, opened))
+}
+
+fn run(
+    opened: Option<&mut (Session, Prepared)>,
+    params: &[(String, String)],
+) -> Result<(f64, u64, RecordBatch), Failed> {
+    let (session, prepared) = opened.ok_or_else(|| failed(Kind::Setup, "no data set is open"))?;
+    let execution = session.execute(prepared, params).map_err(|e| match e {
+        Error::Assumption { .. } => failed(Kind::Assumption, e),
+        _ => failed(Kind::Fault, e),
+    })?;
+    if execution.replanned {
+        return Err(failed(Kind::Assumption, format!("the data violates {}", prepared.denied().join(", "))));
+    }
+    Ok((execution.exec_ms, execution.finish_rows, execution.batch))
+}

@@ -1,0 +1,80 @@
+//! How a parent and its worker process talk: one JSON object a line; the rows of an answer follow their line as an
+//! Arrow IPC stream of the stated length.
+
+use std::io::{self, BufRead, Cursor, Read, Write};
+
+use arrow::array::RecordBatch;
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Writes one message.
+///
+/// # Errors
+/// Those of the stream.
+pub fn write_message(out: &mut impl Write, message: &(impl Serialize + ?Sized)) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, message)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Reads one message; None at the end of the stream.
+///
+/// # Errors
+/// Those of the stream, or a line that is no message.
+pub fn read_message<T: DeserializeOwned>(input: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = String::new();
+    if input.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
+}
+
+/// A batch as an Arrow IPC stream.
+///
+/// # Errors
+/// A type that the format does not hold.
+pub fn encode_batch(batch: &RecordBatch) -> Result<Vec<u8>, arrow::error::ArrowError> {
+    let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema())?;
+    writer.write(batch)?;
+    writer.into_inner()
+}
+
+/// Reads a batch of `bytes` bytes.
+///
+/// # Errors
+/// Those of the stream, or bytes that are no Arrow IPC stream.
+pub fn read_batch(input: &mut impl Read, bytes: usize) -> io::Result<RecordBatch> {
+    let mut buffer = vec![0; bytes];
+    input.read_exact(&mut buffer)?;
+    let broken = |e: arrow::error::ArrowError| io::Error::other(e);
+    let mut reader = StreamReader::try_new(Cursor::new(buffer), None).map_err(broken)?;
+    match reader.next() {
+        Some(batch) => batch.map_err(broken),
+        None => Ok(RecordBatch::new_empty(reader.schema())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, Int64Array};
+
+    use super::*;
+
+    #[test]
+    fn messages_and_batches_round_trip() {
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None]));
+        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
+        let bytes = encode_batch(&batch).unwrap();
+        let mut stream = Vec::new();
+        write_message(&mut stream, "two\nlines").unwrap();
+        stream.extend_from_slice(&bytes);
+        let mut input = stream.as_slice();
+        assert_eq!(read_message::<String>(&mut input).unwrap().as_deref(), Some("two\nlines"));
+        assert_eq!(read_batch(&mut input, bytes.len()).unwrap(), batch);
+        assert!(read_message::<String>(&mut input).unwrap().is_none());
+    }
+}
