@@ -7,6 +7,7 @@ mod chart;
 mod compare;
 mod floor;
 pub mod judge;
+pub mod prompt;
 mod report;
 pub mod verdict;
 
