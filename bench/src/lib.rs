@@ -8,6 +8,7 @@ mod compare;
 mod floor;
 pub mod judge;
 pub mod prompt;
+pub mod perturb;
 mod report;
 pub mod verdict;
 

@@ -1,4 +1,4 @@
-//! `dkb-bench`: what to make of the reports of `dkb-run`. See `dkb-bench --help`.
+//! `dkb-bench`: what to make of the reports of `dkb-run`, and data for more of them. See `dkb-bench --help`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use dkb_bench::judge::{self, Judge, Machine};
 use dkb_bench::verdict::Outcome;
+use dkb_bench::perturb::{Kind, perturb};
 use dkb_bench::{Floors, Report, compare, write_file};
 
 /// Judges kernel plans and compares measurements of dkb-run
@@ -53,6 +54,20 @@ enum Command {
         /// Gigabytes a second from the host to each device
         #[arg(long, value_name = "N", default_value_t = 55.0, value_parser = above_zero)]
         link_gb_per_s: f64,
+    },
+    /// Write the tables of a folder, changed at random, to another: data on which a plan must be right, too
+    Perturb {
+        /// A folder of tables: NAME.parquet files, or NAME/ folders of Parquet files
+        data: PathBuf,
+        /// What changes
+        #[arg(long)]
+        kind: Kind,
+        /// Another seed gives other data
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        seed: u64,
+        /// A folder that does not exist, or an empty one
+        #[arg(long, value_name = "DIR")]
+        output: PathBuf,
     },
 }
 
@@ -119,13 +134,14 @@ impl Judging {
 
 const EXAMPLES: &str = "\
 A query that failed, gave a wrong answer or ran in DataFusion counts in no total.
-Exit code: 0 when the table was printed or the plan accepted, 1 when it was not, 2 for bad input.
+Exit code: 0 when all went well, 1 when a plan was not accepted, 2 for bad input.
 
 Examples:
   dkb-run --tpch 1 --repeat 5 --report one.json
   dkb-run --tpch 1 --repeat 5 --gpus 2 --report two.json
   dkb-bench compare one.json two.json
-  dkb-bench floor one.json --svg one.svg";
+  dkb-bench floor one.json --svg one.svg
+  dkb-bench perturb data/tpch-sf1 --kind hostile --seed 1 --output data/hostile-sf1";
 
 fn above_zero(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -157,6 +173,10 @@ fn run(command: Command) -> Result<(String, bool)> {
                 write_file(&svg, &floors.svg())?;
             }
             Ok((floors.table(), true))
+        }
+        Command::Perturb { data, kind, seed, output } => {
+            perturb(&data, kind, seed, &output)?;
+            Ok((format!("wrote {}", output.display()), true))
         }
     }
 }
