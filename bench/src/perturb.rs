@@ -37,14 +37,15 @@ const BATCH_ROWS: usize = 1 << 16;
 pub enum Kind {
     /// Other values: numbers up to 30 % and dates up to 30 days off, text and numbers of few values drawn anew
     ///
-    /// Keys, other text, NULLs, the order of rows, files and row groups stay. Columns of types other than integers,
-    /// decimals of up to 128 bits, floats, dates, timestamps and text stay as they are. Memory: a few batches of rows.
+    /// Few are at most 50; if each of them occurs once, as the names of nations do, they are permuted. Keys, other
+    /// text, NULLs, the order of rows, files and row groups stay, and so do columns that are neither integers, decimals
+    /// of up to 128 bits, floats, dates, timestamps nor text. Memory: a few batches of rows.
     Perturbed,
     /// Another shape: rows permuted, keys relabelled with gaps, 1 % NULLs, uneven files and row groups
     ///
     /// Integer keys of the same name behind the table's prefix (`l_partkey`, `p_partkey`) are relabelled alike, so
-    /// that joins match as before. All other columns are declared nullable. Memory: the largest table, and the
-    /// keys' distinct values; it is meant for scale factors up to 1.
+    /// that joins match as before; other keys stay, and no key becomes NULL. All other columns are declared nullable.
+    /// Memory: the largest table, and the keys' distinct values; it is meant for scale factors up to 1.
     Hostile,
 }
 
@@ -122,10 +123,9 @@ fn rng(seed: u64, purpose: &str) -> SmallRng {
     SmallRng::seed_from_u64(digest.iter().take(8).fold(0, |word, byte| word << 8 | u64::from(*byte)))
 }
 
-/// A file to read.
+/// A file to read, opened anew for each row group: there may be more files than may be open.
 struct Source {
     path: PathBuf,
-    file: File,
     metadata: ArrowReaderMetadata,
 }
 
@@ -134,7 +134,7 @@ impl Source {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())
             .with_context(|| format!("{} is not a readable Parquet file", path.display()))?;
-        Ok(Source { path: path.to_owned(), file, metadata })
+        Ok(Source { path: path.to_owned(), metadata })
     }
 
     fn row_groups(&self) -> usize {
@@ -158,7 +158,7 @@ impl Source {
         columns: ProjectionMask,
     ) -> Result<impl Iterator<Item = Result<RecordBatch>>> {
         let context = move || format!("cannot read row group {group} of {}", self.path.display());
-        let file = self.file.try_clone().with_context(context)?;
+        let file = File::open(&self.path).with_context(context)?;
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
             .with_row_groups(vec![group])
             .with_projection(columns)

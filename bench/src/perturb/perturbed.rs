@@ -279,8 +279,8 @@ impl Values {
 #[cfg(test)]
 mod tests {
     use arrow::array::{
-        Date32Array, Decimal128Array, Float32Array, Int8Array, Int64Array, RecordBatch, StringArray,
-        TimestampMicrosecondArray,
+        Date32Array, Decimal128Array, DictionaryArray, Float32Array, Int8Array, Int64Array, RecordBatch,
+        StringArray, TimestampMicrosecondArray,
     };
     use arrow::datatypes::{Date32Type, Float32Type, Int8Type};
     use dkb_runtime::table::DataSet;
@@ -298,7 +298,10 @@ mod tests {
         let rows = 0..1000i64;
         let decimals = rows.clone().map(|v| (v % 7 > 0).then_some(i128::from(v) * 99_999 * 100)).collect();
         let decimals = Decimal128Array::from_iter::<Vec<Option<i128>>>(decimals);
-        let columns: [(&str, ArrayRef); 8] = [
+        let few: DictionaryArray<Int8Type> =
+            (0..1000).map(|v| ["one", "two", "three"].get(v % 4).copied()).collect();
+        let columns: [(&str, ArrayRef); 9] = [
+            ("t_few", Arc::new(few)),
             ("t_key", Arc::new(Int64Array::from_iter_values(rows.clone()))),
             ("t_linenumber", Arc::new(Int64Array::from_iter_values(rows.clone()))),
             ("t_byte", Arc::new(Int8Array::from_iter_values((0..1000).map(|v| (v % 256 - 128) as i8)))),
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_dates_move_within_bounds() {
+    fn values_move_within_bounds() {
         let dir = tempfile::tempdir().unwrap();
         let (data, output) = (dir.path().join("data"), dir.path().join("out"));
         std::fs::create_dir(&data).unwrap();
@@ -324,7 +327,7 @@ mod tests {
         for kept in ["t_key", "t_linenumber", "t_text"] {
             assert_eq!(column(&after, kept), column(&before, kept));
         }
-        for name in ["t_byte", "t_float", "t_decimal", "t_date", "t_time"] {
+        for name in ["t_few", "t_byte", "t_float", "t_decimal", "t_date", "t_time"] {
             let (a, b) = (column(&before, name), column(&after, name));
             assert_eq!(a.data_type(), b.data_type());
             assert_eq!(a.nulls(), b.nulls(), "{name}");
