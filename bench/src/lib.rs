@@ -10,6 +10,7 @@ pub mod judge;
 pub mod prompt;
 pub mod perturb;
 mod report;
+pub mod synthesize;
 pub mod verdict;
 
 pub use chart::write_file;
