@@ -445,7 +445,7 @@ fn a_command_gets_the_prompt_and_prints_the_reply() {
     assert_eq!((reply.text.as_str(), reply.tokens_in, reply.estimated), ("a prompt", 2, true));
     // Neither a prompt that is not read nor a process that is left behind holds it up.
     let begun = Instant::now();
-    let reply = ask(&exec("sleep 20 & echo ok"), &"x".repeat(1 << 20)).unwrap();
+    let reply = ask(&exec("sleep 12 & echo ok"), &"x".repeat(1 << 20)).unwrap();
     assert_eq!(reply.text, "ok\n");
     assert!(begun.elapsed() < Duration::from_secs(10));
 
@@ -580,7 +580,7 @@ impl Provider for Once {
     fn ask(&self, request: &Request<'_>) -> Result<Option<Reply>> {
         let path = self.0.join(request.query).join(format!("{:02}/reply.json", request.round));
         ensure!(!path.exists(), "{} is asked for again", path.display());
-        thread::sleep(Duration::from_millis(rand::rngs::SmallRng::seed_from_u64(nanos()).random_range(0..4)));
+        thread::sleep(Duration::from_millis(SmallRng::seed_from_u64(nanos()).random_range(0..4)));
         let accepted = KILLED.contains(&(request.query, request.round));
         let plan = if accepted { "accepted 1.5" } else { "wrong" };
         let text = format!("{}\n{}", nanos(), block(plan));

@@ -111,7 +111,7 @@ impl SynthesizeArgs {
     /// What to do, given where it will be judged.
     ///
     /// # Errors
-    /// A query is not known, or named twice.
+    /// A query is not known.
     pub fn config(&self, environment: Environment) -> Result<Config> {
         let known: Vec<String> = workload::queries().into_iter().map(|query| query.name).collect();
         let queries = if self.query == ["all"] { known.clone() } else { self.query.clone() };

@@ -161,7 +161,7 @@ pub fn synthesize(
                     courses[at].judge(store, judge, config.prices, &reply)?;
                     waiting.push_front(at);
                 } else if asked > 0 {
-                    let (at, answer) = receiver.recv().context("a provider's thread is lost")?;
+                    let (at, answer) = receiver.recv().context("no reply can come any more")?;
                     asked -= 1;
                     match answer? {
                         Some(reply) => replied.push_back((at, reply)),

@@ -48,7 +48,7 @@ pub struct Request<'a> {
     pub round: u32,
     /// Everything that the model is told.
     pub prompt: &'a str,
-    /// Set once the run has failed: no reply is worth waiting for that has no price yet.
+    /// Set once the run has failed: mail is no longer awaited, and failed requests are not sent again.
     pub stop: &'a AtomicBool,
 }
 
@@ -181,6 +181,8 @@ impl Provider for Exec {
             thread::sleep(POLL);
         };
         ensure!(status.success(), "`{}` ended with {status}{}", self.command, tail(errors));
+        let bytes = output.metadata().map_or(0, |metadata| metadata.len());
+        ensure!(bytes <= MOST_REPLY_BYTES, "`{}` wrote more than {MOST_REPLY_BYTES} bytes", self.command);
         let text = whole(output)
             .and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other))
             .with_context(|| format!("cannot read what `{}` wrote", self.command))?;
