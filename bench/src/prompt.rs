@@ -87,7 +87,14 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
         ("tables", &tables),
     ];
     let with = |name: &str| !facts.without.iter().any(|w| w == name);
-    let blocks = [Some(BASE), Some(level), Some(CUDA), with("gpu").then_some(GPU), Some(ENV), with("data").then_some(DATA)];
+    let blocks = [
+        Some(BASE),
+        Some(level),
+        Some(CUDA),
+        with("gpu").then_some(GPU),
+        Some(ENV),
+        with("data").then_some(DATA),
+    ];
     let filled = blocks.into_iter().flatten().map(|block| fill(block, &values));
     Ok(filled.collect::<Result<Vec<_>>>()?.join("\n"))
 }
@@ -99,7 +106,8 @@ fn fill(block: &str, values: &[(&str, &str)]) -> Result<String> {
     while let Some((before, behind)) = rest.split_once("{{") {
         let (name, after) = behind.split_once("}}").context("a prompt block has an open placeholder")?;
         let value = values.iter().find(|(n, _)| *n == name);
-        let (_, value) = value.with_context(|| format!("a prompt block names `{name}`, which nothing fills"))?;
+        let (_, value) =
+            value.with_context(|| format!("a prompt block names `{name}`, which nothing fills"))?;
         out.push_str(before);
         out.push_str(value.trim_end());
         rest = after;
@@ -126,10 +134,12 @@ fn primitives() -> String {
             comment.push('\n');
         } else {
             let head = line.split(" {").next().unwrap_or_default();
-            let offered = line.starts_with("DKB_FN ") || line.starts_with("template <") || line.starts_with("typedef ");
+            let offered =
+                line.starts_with("DKB_FN ") || line.starts_with("template <") || line.starts_with("typedef ");
             let is_loop = line.starts_with("#define DKB_ROWS") || line.starts_with("#define DKB_TILES");
             if offered || is_loop {
-                let head = head.trim_end_matches(['\\', ' ']).trim_start_matches("DKB_FN ").replace("DKB_FN ", "");
+                let head =
+                    head.trim_end_matches(['\\', ' ']).trim_start_matches("DKB_FN ").replace("DKB_FN ", "");
                 // Infallible: writing to a String.
                 let _ = writeln!(out, "{comment}{head}");
             }
@@ -171,7 +181,8 @@ fn tables(plan: &Plan, tables: &[TableInfo]) -> Result<String> {
             let (min, max) = (bound(stats.min), bound(stats.max));
             let nullable = if stats.nullable { "yes" } else { "no" };
             // Infallible: writing to a String.
-            let _ = writeln!(rows, "| {column} | {repr} | {min} | {max} | {distinct} | {nullable} | {bytes} |");
+            let _ =
+                writeln!(rows, "| {column} | {repr} | {min} | {max} | {distinct} | {nullable} | {bytes} |");
         }
         let _ = write!(
             out,
@@ -190,8 +201,19 @@ mod tests {
     #[test]
     fn every_placeholder_of_every_block_is_filled() {
         let names = [
-            "sql", "plan", "hot", "share", "bound", "primitives", "prototypes", "example", "gpu", "bandwidth",
-            "versions", "scale", "tables",
+            "sql",
+            "plan",
+            "hot",
+            "share",
+            "bound",
+            "primitives",
+            "prototypes",
+            "example",
+            "gpu",
+            "bandwidth",
+            "versions",
+            "scale",
+            "tables",
         ];
         let values: Vec<(&str, &str)> = names.iter().map(|name| (*name, "VALUE")).collect();
         let mut used = String::new();
@@ -208,7 +230,8 @@ mod tests {
     #[test]
     fn primitives_are_signatures() {
         let text = primitives();
-        for wanted in ["#define DKB_ROWS(i, n)", "u64 append(u64* counter)", "bool like(Str s, Str pattern)"] {
+        for wanted in ["#define DKB_ROWS(i, n)", "u64 append(u64* counter)", "bool like(Str s, Str pattern)"]
+        {
             assert!(text.contains(wanted), "{wanted}\n{text}");
         }
         assert!(!text.contains("__atomic_load_n"), "{text}");

@@ -704,7 +704,11 @@ impl<'a> Emitter<'a> {
         let Some((hot, most)) = costs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)) else { return };
         self.phases[hot].hot = true;
         let share = if *most > 0.0 { most / costs.iter().sum::<f64>() } else { 1.0 };
-        self.explain.push(format!("hot: {}, about {:.0} % of the work", self.phases[hot].name, share * 100.0));
+        self.explain.push(format!(
+            "hot: {}, about {:.0} % of the work",
+            self.phases[hot].name,
+            share * 100.0
+        ));
     }
 
     /// Closes the query's last pipelines with its result and returns where it lies.

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use dkb_bench::judge::{self, Judge, Machine};
-use dkb_bench::verdict::Outcome;
 use dkb_bench::perturb::{Kind, perturb};
+use dkb_bench::synthesize::{Block, Framework, Level, Prompts, SynthesizeArgs, Trajectory, synthesize};
+use dkb_bench::verdict::Outcome;
 use dkb_bench::{Floors, Report, compare, write_file};
 
 /// Judges kernel plans and compares measurements of dkb-run
@@ -33,6 +34,29 @@ enum Command {
         /// Also write the verdict to this file
         #[arg(long, value_name = "FILE")]
         report: Option<PathBuf>,
+    },
+    /// Print the prompt that asks a person or a model for a faster plan of a query
+    Prompt {
+        /// The query
+        query: String,
+        #[command(flatten)]
+        judging: Judging,
+        /// What of the generated plan may change
+        #[arg(long, value_enum, default_value_t = Level::Full)]
+        level: Level,
+        /// What the plan's source is written in
+        #[arg(long, value_enum, default_value_t = Framework::Cuda)]
+        framework: Framework,
+        /// Blocks to leave out
+        #[arg(long, value_enum, value_name = "BLOCKS", value_delimiter = ',')]
+        without: Vec<Block>,
+    },
+    /// Ask a model for plans, judge them, and tell it what is wrong, round after round
+    Synthesize {
+        #[command(flatten)]
+        args: SynthesizeArgs,
+        #[command(flatten)]
+        judging: Judging,
     },
     /// Print two reports side by side: median times in milliseconds, ratios and totals
     Compare {
@@ -150,6 +174,27 @@ fn above_zero(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Writes prompts with what a judge knows.
+struct Composer<'a> {
+    judge: &'a Judge,
+    level: Level,
+    framework: Framework,
+    without: Vec<Block>,
+}
+
+impl Prompts for Composer<'_> {
+    fn first(&self, query: &str) -> Result<String> {
+        self.judge.prompt(query, self.level, self.framework, &self.without)
+    }
+}
+
+/// How a query's rounds ended, in one line.
+fn outcome_line(trajectory: &Trajectory) -> String {
+    let Trajectory { query, rounds, end } = trajectory;
+    let last = rounds.last().map_or("no round", |round| round.verdict.reason.as_str());
+    format!("{query}: {} rounds, {end:?}: {last}", rounds.len())
+}
+
 /// What the command prints, and whether it ends well.
 fn run(command: Command) -> Result<(String, bool)> {
     match command {
@@ -157,13 +202,32 @@ fn run(command: Command) -> Result<(String, bool)> {
             let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let query = query.unwrap_or_else(|| name.split('.').next().unwrap_or_default().to_owned());
-            let verdict = judging.judge()?.judge(&query, &text)?;
+            let verdict = judging.judge()?.verdict(&query, &text)?;
             if let Some(report) = report {
                 write_file(&report, &(serde_json::to_string_pretty(&verdict)? + "\n"))?;
             }
             let mut lines: Vec<String> = verdict.checks.iter().map(|(k, v)| format!("{k}: {v}")).collect();
             lines.push(format!("{query}: {:?}: {}", verdict.outcome, verdict.feedback));
             Ok((lines.join("\n"), verdict.outcome == Outcome::Accepted))
+        }
+        Command::Prompt { query, judging, level, framework, without } => {
+            let judge = judging.judge()?;
+            let prompts = Composer { judge: &judge, level, framework, without };
+            Ok((prompts.first(&query)?, true))
+        }
+        Command::Synthesize { args, judging } => {
+            let mut judge = judging.judge()?;
+            let composed = judging.judge()?;
+            let config = args.config(composed.environment()?)?;
+            let prompts = Composer {
+                judge: &composed,
+                level: args.level,
+                framework: args.framework,
+                without: args.without.clone(),
+            };
+            let done = synthesize(&config, &prompts, &mut judge, &*args.provider()?, &args.output)?;
+            let lines: Vec<String> = done.iter().map(outcome_line).collect();
+            Ok((lines.join("\n"), true))
         }
         Command::Compare { a, b } => Ok((compare(&Report::read(&a)?, &Report::read(&b)?), true)),
         Command::Floor { report: path, svg, link_gb_per_s } => {

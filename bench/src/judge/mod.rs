@@ -20,6 +20,7 @@ use arrow::record_batch::RecordBatch;
 use dkb_kernels::text;
 use dkb_runtime::cli::check::{Mismatch, OrderInfo, Rule, compare};
 use dkb_runtime::cli::reference::{Question, Reference};
+use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::{self, Query};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sha2::{Digest, Sha256};
@@ -29,7 +30,9 @@ pub use worker::{Machine, SUBCOMMAND as WORKER, main as worker_main};
 use process::{Ended, Process, Ran};
 use worker::{Kind, Open, Opened, Program};
 
-use crate::verdict::{Outcome, PaperTiming, Timing, Verdict};
+use crate::prompt::{Facts, compose};
+use crate::synthesize::{Block, Framework, Level};
+use crate::verdict::{Environment, Outcome, PaperTiming, Timing, Verdict};
 
 /// Values that are tried for a parameter until the answer changes.
 const DRAWS: u64 = 20;
@@ -45,6 +48,9 @@ const FINISH_ROWS: u64 = 10_000;
 
 /// How far baseline against baseline may be from 1 before a session's times are void.
 const MOST_NOISE: f64 = 0.01;
+
+/// Suppliers of TPC-H data at scale factor 1.
+const SUPPLIERS: f64 = 10_000.0;
 
 /// On what a candidate is judged.
 #[derive(Debug, Clone)]
@@ -72,6 +78,12 @@ pub struct Judge {
     references: HashMap<PathBuf, Reference>,
     /// Ratio of baseline to baseline, once it has been measured.
     noise: Option<f64>,
+}
+
+impl crate::synthesize::Judge for Judge {
+    fn judge(&mut self, query: &str, plan_text: &str) -> Result<Verdict> {
+        self.verdict(query, plan_text)
+    }
 }
 
 /// A data set, and what is allowed on it.
@@ -137,15 +149,58 @@ impl Judge {
         Ok(Judge { config, references, noise: None })
     }
 
-    /// The generated plan of a query for the data on which candidates are timed, as text, and the device's model and
-    /// versions.
+    /// Where it judges. The scale factor is that of TPC-H data, by its suppliers.
     ///
     /// # Errors
-    /// No such query, or a device that cannot be opened.
-    pub fn baseline(&self, query: &str) -> Result<(String, String, String)> {
-        let query = find(query)?;
-        let (_, opened) = self.start_baseline(&query, &self.timed_set())?;
-        Ok((opened.plan, opened.model, opened.versions))
+    /// A device that cannot be opened.
+    pub fn environment(&self) -> Result<Environment> {
+        let (_, opened) = self.start_baseline(&find("q06")?, &self.timed_set())?;
+        let scale = self.scale()?;
+        let commit = option_env!("DKB_COMMIT").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
+        Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
+    }
+
+    fn scale(&self) -> Result<f64> {
+        let tables = DataSet::open(&self.config.data)?.catalog();
+        let suppliers = tables.iter().find(|t| t.name == "supplier").map_or(0, |t| t.rows);
+        Ok(suppliers as f64 / SUPPLIERS)
+    }
+
+    /// The prompt that asks for a faster plan of a query.
+    ///
+    /// # Errors
+    /// No such query, a device that cannot be opened, or a framework without a block.
+    pub fn prompt(
+        &self,
+        query: &str,
+        level: Level,
+        framework: Framework,
+        without: &[Block],
+    ) -> Result<String> {
+        if framework == Framework::Triton {
+            bail!("--framework triton: plans in Triton are not supported");
+        }
+        let (_, opened) = self.start_baseline(&find(query)?, &self.timed_set())?;
+        let plan = text::parse(&opened.plan).context("the baseline's plan")?;
+        let tables = DataSet::open(&self.config.data)?.catalog();
+        let left_out = |block: &Block| match block {
+            Block::Gpu => "gpu".to_owned(),
+            Block::Data => "data".to_owned(),
+        };
+        compose(&Facts {
+            plan: &plan,
+            level: match level {
+                Level::Core => dkb_kernels::Level::Core,
+                Level::Full => dkb_kernels::Level::Full,
+            },
+            tables: &tables,
+            gpu: opened.model,
+            gb_per_s: opened.gb_per_s,
+            versions: opened.versions,
+            scale: self.scale()?,
+            hot_share: None,
+            without: &without.iter().map(left_out).collect::<Vec<_>>(),
+        })
     }
 
     /// Judges one candidate.
@@ -153,7 +208,7 @@ impl Judge {
     /// # Errors
     /// What is no candidate's fault: no such query, unreadable data, a baseline that fails, a machine too noisy to
     /// time anything.
-    pub fn judge(&mut self, query: &str, candidate: &str) -> Result<Verdict> {
+    pub fn verdict(&mut self, query: &str, candidate: &str) -> Result<Verdict> {
         let query = find(query)?;
         let mut found = Found::default();
         let (outcome, reason, more) = match self.examine(&query, candidate, &mut found) {
@@ -250,12 +305,7 @@ impl Judge {
 
     /// Whether the candidate answers rightly on a data set: with the default parameters, with each parameter changed
     /// alone until the answer changes, and with drawn ones.
-    fn is_right_on(
-        &self,
-        set: &Set<'_>,
-        query: &Query,
-        candidate: &str,
-    ) -> Result<String, Stop> {
+    fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
         let (mut base, opened) = self.start_baseline(query, set)?;
         let mut answer = |params: &[(String, String)]| {
@@ -275,14 +325,17 @@ impl Judge {
         };
         let most = 2 * opened.buffer_bytes + MORE_BUFFER_BYTES;
         if candidate_opened.buffer_bytes > most {
-            let reason = format!("buffers take {} bytes, at most {most} are allowed", candidate_opened.buffer_bytes);
+            let reason =
+                format!("buffers take {} bytes, at most {most} are allowed", candidate_opened.buffer_bytes);
             return Err(Rejected::new(Outcome::Refused, reason).into());
         }
         let rule = Rule::Exact { rows: opened.rows };
         let mut runs = 0;
         let mut run = |params: &[(String, String)], want: &Ran| -> Result<bool, Stop> {
             let got = match process.run(params, limit) {
-                Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Assumption => return Ok(false),
+                Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Assumption => {
+                    return Ok(false);
+                }
                 other => other.map_err(|ended| self.rejected(ended, set))?,
             };
             let same = compare(&got.batch, &want.batch, want.batch.num_columns(), rule, &order, None);
@@ -290,7 +343,8 @@ impl Judge {
             let most = FINISH_ROWS.max(2 * got.batch.num_rows() as u64).max(want.finish_rows);
             if got.finish_rows > most {
                 let rows = got.finish_rows;
-                let reason = format!("`finish` gets {rows} rows, at most {most} are allowed: order on the device");
+                let reason =
+                    format!("`finish` gets {rows} rows, at most {most} are allowed: order on the device");
                 return Err(Rejected::new(Outcome::Refused, reason).into());
             }
             runs += 1;
@@ -305,14 +359,16 @@ impl Judge {
             let name = &declared.decl.name;
             for draw in 0..DRAWS {
                 let drawn = workload::draw(query, self.config.seed.wrapping_add(draw));
-                let one: Vec<_> = drawn.into_iter().filter(|(n, v)| n == name && *v != declared.decl.default).collect();
+                let one: Vec<_> =
+                    drawn.into_iter().filter(|(n, v)| n == name && *v != declared.decl.default).collect();
                 // Values that depend on others may not go with their defaults.
                 if one.is_empty() || query_sql(query, &one).is_err() {
                     continue;
                 }
                 let want = answer(&one)?;
                 let changed =
-                    compare(&want.batch, &default.batch, default.batch.num_columns(), rule, &order, None).is_err();
+                    compare(&want.batch, &default.batch, default.batch.num_columns(), rule, &order, None)
+                        .is_err();
                 if changed {
                     if !run(&one, &want)? {
                         return Ok("an assumption does not hold, and the candidate said so".to_owned());
@@ -346,7 +402,8 @@ impl Judge {
                 compare(batch, &want, want.num_columns(), Rule::Stored, &order, None)
             }
             _ => {
-                let want = reference.answer(question).map_err(|e| anyhow!("{}: DataFusion: {e}", query.name))?;
+                let want =
+                    reference.answer(question).map_err(|e| anyhow!("{}: DataFusion: {e}", query.name))?;
                 let unlimited = |each: &mut dyn FnMut(&RecordBatch)| reference.unlimited(question, each);
                 compare(batch, &want, question.visible, rule, &question.order, Some(&unlimited))
             }
@@ -354,7 +411,11 @@ impl Judge {
         match compared {
             Ok(_) => Ok(()),
             Err(mismatch) => {
-                bail!("{}: the generated plan is wrong on {}: {mismatch}; please report it", query.name, set.name)
+                bail!(
+                    "{}: the generated plan is wrong on {}: {mismatch}; please report it",
+                    query.name,
+                    set.name
+                )
             }
         }
     }
@@ -421,7 +482,8 @@ impl Judge {
                 base.run(&params, Duration::from_secs(600))
                     .map_err(|e| Stop::Broken(anyhow!("{}: the baseline: {}", query.name, words(&e))))
             };
-            let mut ours = || process.run(&params, stop).map_err(|ended| Stop::from(self.rejected(ended, &set)));
+            let mut ours =
+                || process.run(&params, stop).map_err(|ended| Stop::from(self.rejected(ended, &set)));
             let (want, got) = if pair % 2 == 0 {
                 let want = theirs()?;
                 (want, ours()?)

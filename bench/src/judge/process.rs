@@ -66,7 +66,8 @@ impl Process {
             command.args(nvrtc::library_dirs().iter().filter(|dir| dir.is_dir()));
             command.env("TMPDIR", scratch.path()).env("DKB_CACHE_DIR", scratch.path().join("cache"));
             command.env("CUDA_CACHE_DISABLE", "1").current_dir(scratch.path());
-            let secret = |name: &str| name.contains("KEY") || name.contains("TOKEN") || name.contains("SECRET");
+            let secret =
+                |name: &str| name.contains("KEY") || name.contains("TOKEN") || name.contains("SECRET");
             for (name, _) in std::env::vars_os().filter(|(name, _)| secret(&name.to_string_lossy())) {
                 command.env_remove(name);
             }
@@ -153,4 +154,3 @@ impl Drop for Process {
 fn out_of_step() -> Ended {
     Ended::Failed(Failed { kind: Kind::Setup, message: "the worker answered another question".to_owned() })
 }
-

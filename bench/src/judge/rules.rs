@@ -95,7 +95,9 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
         line.starts_with('#') && *line != "#include \"dkb.cuh\"" && !line.starts_with("#pragma unroll")
     });
     match directive {
-        Some(line) => Err(format!("`{line}`: at level `core` the only directives are the include and unroll")),
+        Some(line) => {
+            Err(format!("`{line}`: at level `core` the only directives are the include and unroll"))
+        }
         None => Ok(()),
     }
 }

@@ -160,10 +160,12 @@ fn serve(args: &[String]) -> io::Result<()> {
                 opened = Some((session, prepared));
                 Reply::Opened(reply)
             }),
-            Request::Run(params) => run(opened.as_mut(), &params).and_then(|(exec_ms, finish_rows, batch)| {
-                bytes = encode_batch(&batch).map_err(|e| failed(Kind::Fault, e))?;
-                Ok(Reply::Ran { exec_ms, finish_rows, arrow_bytes: bytes.len() })
-            }),
+            Request::Run(params) => {
+                run(opened.as_mut(), &params).and_then(|(exec_ms, finish_rows, batch)| {
+                    bytes = encode_batch(&batch).map_err(|e| failed(Kind::Fault, e))?;
+                    Ok(Reply::Ran { exec_ms, finish_rows, arrow_bytes: bytes.len() })
+                })
+            }
         };
         write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
         out.write_all(&bytes)?;

@@ -14,9 +14,7 @@ use arrow::array::RecordBatch;
 
 use super::args::{Fallback, LoadMode, Target};
 use super::fallback;
-use super::protocol::{
-    DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run,
-};
+use super::protocol::{DeviceInfo, Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run};
 use crate::device::{DeviceError, DeviceKind, DeviceSpec, open_devices};
 use crate::exec::Error;
 use crate::nvtx;
