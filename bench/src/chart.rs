@@ -113,7 +113,7 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Between ticks: 1, 2 or 5 times a power of ten, so that there are four to ten.
-fn step(most: f64) -> f64 {
+pub(crate) fn step(most: f64) -> f64 {
     if most <= 0.0 {
         return 1.0;
     }
@@ -125,12 +125,14 @@ fn step(most: f64) -> f64 {
     }
 }
 
-fn text(x: f64, y: f64, anchor: &str, more: &str, content: &str) -> String {
+/// Text in SVG at a place in pixels, `start`, `middle` or `end` there, with more attributes.
+pub(crate) fn text(x: f64, y: f64, anchor: &str, more: &str, content: &str) -> String {
     let more = if more.is_empty() { String::new() } else { format!(" {more}") };
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{more}>{}</text>", escaped(content))
 }
 
-fn escaped(text: &str) -> String {
+/// Text of an element in SVG or HTML.
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -10,6 +10,7 @@ pub mod judge;
 pub mod perturb;
 pub mod prompt;
 mod report;
+pub mod results;
 pub mod synthesize;
 pub mod verdict;
 

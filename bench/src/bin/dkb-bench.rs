@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use dkb_bench::judge::{self, Judge, Machine};
 use dkb_bench::perturb::{Kind, perturb};
+use dkb_bench::results::{self, Peers, Results, Table};
 use dkb_bench::synthesize::{Block, Framework, Level, Prompts, SynthesizeArgs, Trajectory, synthesize};
 use dkb_bench::verdict::Outcome;
 use dkb_bench::{Floors, Report, compare, write_file};
@@ -93,6 +94,47 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         output: PathBuf,
     },
+    #[command(flatten)]
+    Results(ResultsCommand),
+}
+
+/// What is computed from folders of runs.
+#[derive(Debug, Subcommand)]
+enum ResultsCommand {
+    /// Print the best configuration of each model, and totals of baselines and other engines
+    Leaderboard {
+        #[command(flatten)]
+        runs: Runs,
+        #[command(flatten)]
+        others: Others,
+    },
+    /// Print the gain of level full over core
+    Scope(#[command(flatten)] Runs),
+    /// Print what prompt blocks are worth: configurations without one against the same with all
+    Ablation(#[command(flatten)] Runs),
+    /// Print totals of each generator's baseline plans, and of the optimised plans on each
+    Baselines(#[command(flatten)] Runs),
+    /// Print which framework is worth its tokens, by model
+    Preference(#[command(flatten)] Runs),
+    /// Print whether queries with more choke points gain more
+    Chokepoints {
+        #[command(flatten)]
+        runs: Runs,
+        #[command(flatten)]
+        others: Others,
+    },
+    /// Print how rounds add up, how first rounds fail, and which queries are hard
+    Repair(#[command(flatten)] Runs),
+    /// Write all tables and charts to one HTML page
+    Page {
+        /// The folder of runs: RUNS/CONFIG/run.json, RUNS/CONFIG/qNN/NN/verdict.json
+        runs: PathBuf,
+        #[command(flatten)]
+        others: Others,
+        /// The page
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
+    },
 }
 
 /// On what plans are judged.
@@ -156,6 +198,44 @@ impl Judging {
     }
 }
 
+#[derive(Debug, clap::Args)]
+struct Runs {
+    /// The folder of runs: RUNS/CONFIG/run.json, RUNS/CONFIG/qNN/NN/verdict.json
+    runs: PathBuf,
+    /// How to print tables
+    #[arg(long, value_enum, default_value_t = Format::Markdown)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Markdown,
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+struct Others {
+    /// Times of other engines in milliseconds, in JSON: {"engine": {"q01": 1.5, ...}, ...}
+    #[arg(long, value_name = "FILE")]
+    engine_times: Option<PathBuf>,
+}
+
+impl Runs {
+    fn print(&self, tables: impl FnOnce(&Results) -> Vec<Table>) -> Result<String> {
+        let tables = tables(&Results::read(&self.runs)?);
+        Ok(match self.format {
+            Format::Markdown => results::markdown(&tables),
+            Format::Json => results::json(&tables),
+        })
+    }
+}
+
+impl Others {
+    fn read(&self) -> Result<Peers> {
+        self.engine_times.as_deref().map_or_else(|| Ok(Peers::new()), results::read_peers)
+    }
+}
+
 const EXAMPLES: &str = "\
 A query that failed, gave a wrong answer or ran in DataFusion counts in no total.
 Exit code: 0 when all went well, 1 when a plan was not accepted, 2 for bad input.
@@ -165,7 +245,9 @@ Examples:
   dkb-run --tpch 1 --repeat 5 --gpus 2 --report two.json
   dkb-bench compare one.json two.json
   dkb-bench floor one.json --svg one.svg
-  dkb-bench perturb data/tpch-sf1 --kind hostile --seed 1 --output data/hostile-sf1";
+  dkb-bench perturb data/tpch-sf1 --kind hostile --seed 1 --output data/hostile-sf1
+  dkb-bench leaderboard runs --engine-times engines.json
+  dkb-bench page runs --output results.html";
 
 fn above_zero(text: &str) -> Result<f64, String> {
     match text.parse() {
@@ -241,6 +323,30 @@ fn run(command: Command) -> Result<(String, bool)> {
         Command::Perturb { data, kind, seed, output } => {
             perturb(&data, kind, seed, &output)?;
             Ok((format!("wrote {}", output.display()), true))
+        }
+        Command::Results(command) => Ok((run_results(command)?, true)),
+    }
+}
+
+/// What the command prints.
+fn run_results(command: ResultsCommand) -> Result<String> {
+    match command {
+        ResultsCommand::Leaderboard { runs, others } => {
+            let peers = others.read()?;
+            runs.print(|all| results::leaderboard(all, &peers))
+        }
+        ResultsCommand::Scope(runs) => runs.print(results::scope),
+        ResultsCommand::Ablation(runs) => runs.print(results::ablation),
+        ResultsCommand::Baselines(runs) => runs.print(results::baselines),
+        ResultsCommand::Preference(runs) => runs.print(results::preference),
+        ResultsCommand::Chokepoints { runs, others } => {
+            let peers = others.read()?;
+            runs.print(|all| results::choke_points(all, &peers))
+        }
+        ResultsCommand::Repair(runs) => runs.print(results::repair),
+        ResultsCommand::Page { runs, others, output } => {
+            write_file(&output, &results::page(&Results::read(&runs)?, &others.read()?))?;
+            Ok(format!("wrote {}", output.display()))
         }
     }
 }
