@@ -85,7 +85,7 @@ pub fn page(results: &Results, peers: &Peers) -> String {
         &[
             ("Pass rate of the best configuration (%)", bars(&of_best(&|summary| summary.pass_percent), 1)),
             ("Overall speed-up of the best configuration", bars(&of_best(&|summary| summary.overall()), 2)),
-            ("Time of each query (ms)", queries(results, peers)),
+            ("Time of each query (ms; bars beyond the axis carry their value)", queries(results, peers)),
         ],
         tables::leaderboard(results, peers),
     );
@@ -117,6 +117,7 @@ fn table(table: &Table) -> String {
         line("td", row.iter().enumerate().map(|(at, cell)| table.text(at, cell)).collect())
     };
     let rows: String = table.rows.iter().map(row).collect();
+    let rows = if rows.is_empty() { "<tr><td>Nothing to show.</td></tr>\n".to_owned() } else { rows };
     let notes = table.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", escaped(note)));
     format!(
         "<h2>{}</h2>\n<div class=\"scroll\"><table>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>\n{}",
@@ -145,7 +146,7 @@ fn line(class: &str, x1: f64, y1: f64, x2: f64, y2: f64) -> String {
 
 fn svg(width: f64, height: f64, content: &str) -> String {
     format!(
-        "<div class=\"scroll\"><svg role=\"img\" width=\"{width:.0}\" height=\"{height:.0}\" \
+        "<div class=\"scroll\"><svg width=\"{width:.0}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {width:.0} {height:.0}\">\n{content}</svg></div>\n"
     )
 }
@@ -186,7 +187,7 @@ fn bars(bars: &[Bar], digits: usize) -> String {
         let series = usize::from(*value < 0.0);
         content +=
             &rect(series, start, y + (LINE - BAR) / 2.0, end - start, BAR, &format!("{name}: {shown}"));
-        content += &text(LETTER * longest as f64, y + 16.0, "end", "", name);
+        content += &text(LETTER * (longest + 1) as f64, y + 16.0, "end", "", name);
         let (beside, anchor) = if *value < 0.0 { (start - 4.0, "end") } else { (end + 4.0, "start") };
         content += &text(beside, y + 16.0, anchor, "", &shown);
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::results::{
-    Configuration, Ended, Ground, Peers, QUERIES, Results, SHARES, Summary, framework, mean, spearman,
+    Configuration, Ended, Ground, Peers, QUERIES, Results, Summary, framework, mean, spearman,
 };
 use crate::verdict::{MOST_ROUNDS, Outcome};
 
@@ -125,6 +125,9 @@ impl Table {
         for row in &self.rows {
             all += &line(row.iter().enumerate().map(|(at, cell)| plain(&self.text(at, cell))).collect());
         }
+        if self.rows.is_empty() {
+            all += "\nNothing to show.\n";
+        }
         all + "\n" + &self.notes.join("\n") + "\n"
     }
 
@@ -183,7 +186,6 @@ pub fn leaderboard(results: &Results, peers: &Peers) -> Vec<Table> {
             ("USD", Some(2)),
         ],
     );
-    const _: () = assert!(SHARES.len() == 3, "a column for each share");
     for (each, summary) in results.best() {
         let [some, more, double] = summary.share_percent;
         models.rows.push(row![
@@ -204,6 +206,9 @@ pub fn leaderboard(results: &Results, peers: &Peers) -> Vec<Table> {
             summary.tokens_out / 1000.0,
             summary.cost_usd,
         ]);
+    }
+    if results.best().iter().any(|(_, summary)| summary.n < QUERIES) {
+        models.notes.insert(1, format!("Rows over fewer than {QUERIES} queries do not compare with others."));
     }
     let mut totals = Table::new(
         results,
