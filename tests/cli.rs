@@ -336,7 +336,7 @@ fn a_lost_device_is_left_out() {
 
 #[test]
 fn progress_on_a_terminal() {
-    let program = program().display().to_string();
+    let program = program("dkb-run").display().to_string();
     let data = tpch_data();
     let arguments =
         format!("--device host --gpus 2 --mode stream --query q01 --repeat 50 --data {}", data.display());
@@ -476,7 +476,7 @@ fn a_full_disk() {
     let dir = folder();
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
-    command.arg(program()).arg(dir.path());
+    command.arg(program("dkb-run")).arg(dir.path());
     let output = command.output();
     if !output.as_ref().is_ok_and(|output| ![Some(1), Some(99)].contains(&output.status.code())) {
         println!("skipped: no file system can be mounted here: {output:?}");

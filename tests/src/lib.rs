@@ -44,26 +44,27 @@ pub fn cache_dir() -> PathBuf {
     kept("cache")
 }
 
-/// `dkb-run`, built once in the profile of the running test.
-pub fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
+/// `dkb-run` or `dkb-bench`, built once in the profile of the running test.
+pub fn program(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let dir = BUILT.get_or_init(|| {
         let dir = profile_dir();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(root()).args(["build", "--quiet", "--workspace", "--bin", "dkb-run"]);
+        cargo.current_dir(root()).args(["build", "--quiet", "--workspace", "--bins"]);
         cargo.arg("--target-dir").arg(dir.parent().expect("the profile's folder has a parent"));
         if dir.ends_with("release") {
             cargo.arg("--release");
         }
         let status = cargo.status().expect("cargo runs");
-        assert!(status.success(), "dkb-run does not build");
-        dir.join("dkb-run")
-    })
+        assert!(status.success(), "the programs do not build");
+        dir
+    });
+    dir.join(name)
 }
 
 /// `dkb-run` with arguments, on the tests' own cache of host libraries.
 pub fn dkb_run<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(program("dkb-run"));
     command.args(args).env("DKB_CACHE_DIR", cache_dir()).env_remove("DKB_LOG");
     command
 }

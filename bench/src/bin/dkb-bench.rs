@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -161,6 +162,9 @@ struct Judging {
     /// Only whether plans are right
     #[arg(long)]
     no_timing: bool,
+    /// Seconds that a plan may take at least, if twenty times the generated plan's time is less
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    time_limit: u64,
     /// Seed of the parameters that are drawn; by default another one each time
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -194,6 +198,7 @@ impl Judging {
             },
             timed: !self.no_timing,
             seed,
+            limit: Duration::from_secs(self.time_limit),
         })
     }
 }

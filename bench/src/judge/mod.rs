@@ -69,6 +69,8 @@ pub struct Config {
     pub timed: bool,
     /// Seed of parameters; another one each time gives other parameters.
     pub seed: u64,
+    /// The least time that a run which is not timed may take, preparing included.
+    pub limit: Duration,
 }
 
 /// Judges candidates for the queries of TPC-H.
@@ -294,13 +296,18 @@ impl Judge {
         self.is_quiet(query)?;
         let seed = self.config.seed;
         self.measure(query, candidate, seed.wrapping_add(1 << 32), found)?;
-        let verdict = classify(found)?;
+        let verdict = classify(found, self.within())?;
         if verdict.0 != Outcome::Accepted {
             return Ok(verdict);
         }
         // What is published comes from fresh workers.
         self.measure(query, candidate, seed.wrapping_add(2 << 32), found)?;
-        classify(found)
+        classify(found, self.within())
+    }
+
+    /// Half the width of the interval that ends a measurement, as a share.
+    fn within(&self) -> f64 {
+        if self.config.machine.gpu { timing::WITHIN } else { timing::WITHIN_ON_HOST }
     }
 
     /// Whether the candidate answers rightly on a data set: with the default parameters, with each parameter changed
@@ -315,7 +322,7 @@ impl Judge {
         let default = answer(&[])?;
         let question = reference.plan(&query_sql(query, &[])?).map_err(|e| anyhow!("{}: {e}", query.name))?;
         let order = stored_order(&question);
-        let limit = limit(Duration::from_secs(60), 20.0, default.exec_ms);
+        let limit = limit(self.config.limit, 20.0, default.exec_ms);
         let started = Process::start(&self.open(set, Program::Candidate(candidate.to_owned())), limit * 4);
         let (mut process, candidate_opened) = match started {
             Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Fit => {
@@ -447,7 +454,7 @@ impl Judge {
             if pair >= timing::WARMUP_PAIRS {
                 pairs.push(times);
             }
-            if timing::is_settled(&pairs) {
+            if timing::is_settled(&pairs, self.within()) {
                 break;
             }
         }
@@ -498,7 +505,7 @@ impl Judge {
                 pairs.push((want.exec_ms, got.exec_ms));
             }
             let slow = pairs.len() == 5 && timing::timing(&pairs).speedup < 1.0 / SLOW;
-            if slow || timing::is_settled(&pairs) {
+            if slow || timing::is_settled(&pairs, self.within()) {
                 break;
             }
         }
@@ -541,7 +548,7 @@ impl Judge {
 }
 
 /// The verdict on what was measured.
-fn classify(found: &Found) -> Result<(Outcome, String), Stop> {
+fn classify(found: &Found, within: f64) -> Result<(Outcome, String), Stop> {
     let Some(t) = &found.timing else {
         return Err(Stop::Broken(anyhow!("a candidate that was timed has no times")));
     };
@@ -556,7 +563,7 @@ fn classify(found: &Found) -> Result<(Outcome, String), Stop> {
     );
     Ok(if t.speedup < 1.0 / SLOW {
         (Outcome::Slow, format!("right, and slower than three times the baseline: {figures}"))
-    } else if !timing::is_settled(&t.pairs) {
+    } else if !timing::is_settled(&t.pairs, within) {
         (Outcome::Noisy, format!("right, but the interval does not close: {figures}"))
     } else if t.interval.0 >= crate::verdict::LEAST_SPEEDUP {
         (Outcome::Accepted, format!("right, and {figures}"))

@@ -17,6 +17,7 @@ use dkb_kernels::{Builtin, Elem, Plan};
 use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
+use super::elf::keeps_nothing;
 use super::{
     Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration, shorten,
 };
@@ -366,7 +367,9 @@ fn load_or_build(
     let dir = tempfile::tempdir().map_err(|e| failed("making a folder to compile in", e.to_string()))?;
     let library = dir.path().join("plan.so");
     compiler.build(source, dir.path(), &library)?;
-    let stored = fs::read(&library).and_then(|bytes| disk.put(&name, &bytes));
+    let image = fs::read(&library).map_err(|e| failed("reading a compiled plan", e.to_string()))?;
+    keeps_nothing(&image, &compiler.version)?;
+    let stored = disk.put(&name, &image);
     if let Err(e) = &stored {
         tracing::warn!("cannot store compiled code in {}: {e}; set DKB_CACHE_DIR", disk.dir().display());
     }

@@ -6,6 +6,7 @@
 mod bandwidth;
 pub mod cache;
 pub mod cuda;
+mod elf;
 pub mod host;
 pub(crate) mod links;
 pub mod nvrtc;

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
+use super::elf::keeps_nothing;
 use super::{DeviceError, shorten};
 
 /// All cores optimise the kernels of a plan (`--split-compile`).
@@ -71,6 +72,7 @@ pub(super) fn cached_cubin(source: &str, arch: &str) -> Result<Cubin, DeviceErro
             return Ok(image);
         }
         let image = nvrtc.compile(source, arch)?;
+        keeps_nothing(&image, &nvrtc.version)?;
         if let Err(e) = disk.put(&name, &image) {
             tracing::warn!("cannot store compiled code in {}: {e}; set DKB_CACHE_DIR", disk.dir().display());
         }

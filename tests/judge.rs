@@ -1,0 +1,161 @@
+//! Cheating and broken plans: the judge rejects each with the right reason, and takes the honest one.
+
+use std::path::Path;
+use std::process::Command;
+
+use dkb_tests::{cache_dir, dkb_run, program, run, tpch_data};
+
+/// The generated plan of q06 as a candidate.
+fn honest(query: &str) -> String {
+    let mut command = dkb_run(["--query", query, "--explain", "kernels"]);
+    let (code, plan, _) = run(command.arg("--data").arg(tpch_data()));
+    assert_eq!(code, 0);
+    plan.replacen("level = \"baseline\"", "level = \"full\"", 1)
+}
+
+/// Judges a plan without timing it: the verdict's outcome, and what was said.
+fn judged(query: &str, plan: &str, more: &[&str]) -> (String, String) {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (file, report) = (dir.path().join(format!("{query}.plan")), dir.path().join("verdict.json"));
+    std::fs::write(&file, plan).expect("the plan is written");
+    let mut command = Command::new(program("dkb-bench"));
+    command.arg("judge").arg(&file).arg("--data").arg(tpch_data()).args(["--device", "host", "--seed", "7"]);
+    // The same data, on two devices and in several partitions.
+    command.arg("--hostile").arg(tpch_data()).arg("--report").arg(&report).args(more);
+    let (code, out, err) = run(command.env("DKB_CACHE_DIR", cache_dir()));
+    assert!(code < 2, "{err}");
+    let verdict: serde_json::Value = read(&report);
+    (verdict["outcome"].as_str().expect("an outcome").to_owned(), out)
+}
+
+fn read(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the report is there")).expect("JSON")
+}
+
+#[test]
+fn the_generated_plan_is_right_at_both_levels() {
+    let plan = honest("q06");
+    for plan in [plan.clone(), plan.replacen("\"full\"", "\"core\"", 1)] {
+        let (outcome, said) = judged("q06", &plan, &["--no-timing"]);
+        assert_eq!(outcome, "not_faster", "{said}");
+        assert!(said.contains("right in"), "{said}");
+    }
+}
+
+#[test]
+fn cheating_and_broken_plans_are_rejected() {
+    let plan = honest("q06");
+    let add = "  block_add(a1_sum_0, a1_sum_0_here);";
+    let head = "#include \"dkb.cuh\"\n";
+    let test = "if (!((l_shipdate[i] >= p->date))) continue;";
+    for (what, from, to, outcome, word) in [
+        (
+            "a constant answer",
+            add,
+            "  if (block_leader()) atomic_max(a1_sum_0, i64(1193053225));",
+            "wrong",
+            "wrong on",
+        ),
+        ("an ignored parameter", test, "if (!(l_shipdate[i] >= 8766)) continue;", "wrong", "date ="),
+        (
+            "rows left out",
+            test,
+            "if (i % 64 == 1 || !(l_shipdate[i] >= p->date)) continue;",
+            "wrong",
+            "wrong on",
+        ),
+        (
+            "one partition left out",
+            "DKB_ROWS(i, rows) {\n    if",
+            "DKB_ROWS(i, rows < 60000 ? 0 : rows) {\n    if",
+            "wrong",
+            "two devices",
+        ),
+        (
+            "right on one device",
+            "reduce = \"sum\"\n\n[[buffers]]\nname = \"a1_count_1\"",
+            "\n[[buffers]]\nname = \"a1_count_1\"",
+            "wrong",
+            "two devices",
+        ),
+        (
+            "leftovers",
+            "len = \"1\"\nstart = \"zero\"\nreduce = \"sum\"\n\n[[buffers]]\nname = \"a1_count_1\"",
+            "len = \"1\"\nstart = \"poison\"\nreduce = \"sum\"\n\n[[buffers]]\nname = \"a1_count_1\"",
+            "wrong",
+            "wrong on",
+        ),
+        (
+            "a value kept between runs",
+            add,
+            "  static i64 kept = 0;\n  if (kept == 0) kept = a1_sum_0_here;\n  block_add(a1_sum_0, kept);",
+            "compile",
+            "keeps its value",
+        ),
+        ("a global", head, "#include \"dkb.cuh\"\ni64 kept[4];\n", "compile", "keeps its value"),
+        ("work in finish", "[finish]", "[finish]\nlimit = 1", "refused", "finish"),
+        ("another query", "l_quantity < :quantity\"\"\"", "l_quantity <= :quantity\"\"\"", "refused", "sql"),
+        ("another default", "default = \"24\"", "default = \"25\"", "refused", "params"),
+        ("another name", "name = \"revenue\"", "name = \"sales\"", "refused", "result.columns"),
+        ("no level", "level = \"full\"", "level = \"baseline\"", "refused", "level"),
+        (
+            "a file of the system",
+            head,
+            "#include \"dkb.cuh\"\n#include </etc/passwd>\n",
+            "refused",
+            "include",
+        ),
+        (
+            "an assembled file",
+            head,
+            "#include \"dkb.cuh\"\nasm(\".incbin \\\"/etc/passwd\\\"\");\n",
+            "refused",
+            "asm",
+        ),
+        (
+            "a large buffer",
+            "len = \"1\"\nstart = \"zero\"\nreduce = \"sum\"\n\n[[buffers]]\nname = \"a1_count_1\"",
+            "len = \"300000000\"\nstart = \"zero\"\nreduce = \"sum\"\n\n[[buffers]]\nname = \"a1_count_1\"",
+            "refused",
+            "buffers take",
+        ),
+        ("no C++", add, "  block_add(a1_sum_0, );", "compile", "error"),
+        ("a write out of bounds", add, "  a1_sum_0[i64(1) << 40] = 1;", "fault", "signal"),
+        ("an endless loop", add, "  while (load(a1_sum_0) < 1) {}", "time_out", "stopped after"),
+        (
+            "a program at load",
+            head,
+            "#include \"dkb.cuh\"\nextern \"C\" int system(const char*);\nstruct Load { Load() { system(\"true\"); } };\nconst Load at_load;\n",
+            "compile",
+            "",
+        ),
+    ] {
+        let changed = plan.replacen(from, to, 1);
+        assert_ne!(changed, plan, "{what}: the generated plan does not contain `{from}`");
+        let (got, said) = judged("q06", &changed, &["--no-timing", "--time-limit", "2"]);
+        assert_eq!(got, outcome, "{what}: {said}");
+        assert!(said.contains(word), "{what}: {said}");
+    }
+}
+
+#[test]
+fn level_core_keeps_all_but_the_hot_phase() {
+    let plan = honest("q06").replacen("\"full\"", "\"core\"", 1);
+    for (what, from, to, word) in [
+        ("another phase", "name = \"a1_group\"\nover", "name = \"scan\"\nover", "phase `a1_group`"),
+        ("another kernel", "result_0[r] = v6;", "result_0[r] = v6 + 0;", "kernel `result_rows`"),
+        (
+            "another input",
+            "l_discount = \"decimal(15,2) as i8\"",
+            "l_discount = \"decimal(15,2) as i16\"",
+            "inputs",
+        ),
+        ("a macro", "#include \"dkb.cuh\"\n", "#include \"dkb.cuh\"\n#define v6 0\n", "directives"),
+    ] {
+        let changed = plan.replacen(from, to, 1);
+        assert_ne!(changed, plan, "{what}: the generated plan does not contain `{from}`");
+        let (outcome, said) = judged("q06", &changed, &["--no-timing"]);
+        assert_eq!(outcome, "refused", "{what}: {said}");
+        assert!(said.contains(word), "{what}: {said}");
+    }
+}
