@@ -142,7 +142,11 @@ impl Judge {
     ///
     /// # Errors
     /// A folder that holds no tables.
-    pub fn new(config: Config) -> Result<Judge> {
+    pub fn new(mut config: Config) -> Result<Judge> {
+        // Workers run in folders of their own.
+        for data in config.held_out.iter_mut().chain(&mut config.hostile).chain([&mut config.data]) {
+            *data = data.canonicalize().with_context(|| data.display().to_string())?;
+        }
         let mut references = HashMap::new();
         for data in config.held_out.iter().chain(&config.hostile).chain([&config.data]) {
             let reference = Reference::open(data).map_err(|e| anyhow!("{}: {e}", data.display()))?;

@@ -1,5 +1,6 @@
 //! A worker process seen from the judge: started, asked, and ended when its time is over.
 
+use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -13,13 +14,16 @@ use tempfile::TempDir;
 
 use super::worker::{Failed, Kind, Open, Opened, Program, Reply, Request, SUBCOMMAND};
 
+/// The file in its scratch folder to which a worker complains.
+const LOG: &str = "log";
+
 /// A running worker.
 pub(super) struct Process {
     child: Child,
     requests: ChildStdin,
     replies: Receiver<io::Result<(Reply, Option<RecordBatch>)>>,
     /// Where a caged worker writes; removed when it ends.
-    _scratch: TempDir,
+    scratch: TempDir,
 }
 
 /// Why there is no answer.
@@ -59,7 +63,8 @@ impl Process {
     fn spawn(open: &Open) -> io::Result<Process> {
         let scratch = tempfile::tempdir()?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(File::create(scratch.path().join(LOG))?);
         command.process_group(0).env("DKB_EXCHANGE", "peer");
         if matches!(open.program, Program::Candidate(_)) {
             command.arg(scratch.path()).arg(if open.machine.gpu { "gpu" } else { "host" }).arg(&open.data);
@@ -94,7 +99,7 @@ impl Process {
                 }
             }
         });
-        Ok(Process { child, requests, replies, _scratch: scratch })
+        Ok(Process { child, requests, replies, scratch })
     }
 
     /// Runs the plan.
@@ -133,7 +138,9 @@ impl Process {
             },
             Err(e) => format!("is gone ({e})"),
         };
-        Ended::Died(format!("the worker process {how}"))
+        let log = std::fs::read_to_string(self.scratch.path().join(LOG)).unwrap_or_default();
+        let last = log.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+        Ended::Died(format!("the worker process {how}{last}"))
     }
 
     /// Ends the worker, and the compilers that it may have started.
