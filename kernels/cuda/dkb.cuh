@@ -95,7 +95,7 @@ template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v))
 
 template <class F> struct PassingRows {
   // Rows that a lane tests before the warp counts those that pass: their loads are in flight together.
-  static const int BATCH = 4;
+  enum { BATCH = 4 };
   const u64 rows, stride;
   const F& passes;
   u64 first;     // the warp's next row to test

@@ -159,6 +159,9 @@ struct Judging {
     /// Bytes of device memory for each of the two plans that are timed side by side
     #[arg(long, value_name = "BYTES", value_parser = dkb_runtime::cli::args::parse_bytes)]
     device_memory: Option<u64>,
+    /// Run plans outside the sandbox, on a machine that has none: only plans that you trust
+    #[arg(long)]
+    no_sandbox: bool,
     /// Only whether plans are right
     #[arg(long)]
     no_timing: bool,
@@ -195,6 +198,7 @@ impl Judging {
                 gpu,
                 devices: vec![0],
                 memory_bytes: self.device_memory.or(gpu.then_some(DEVICE_MEMORY)),
+                caged: !self.no_sandbox,
             },
             timed: !self.no_timing,
             seed,

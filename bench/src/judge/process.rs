@@ -67,8 +67,13 @@ impl Process {
         command.stderr(File::create(scratch.path().join(LOG))?);
         command.process_group(0).env("DKB_EXCHANGE", "peer");
         if matches!(open.program, Program::Candidate(_)) {
-            command.arg(scratch.path()).arg(if open.machine.gpu { "gpu" } else { "host" }).arg(&open.data);
-            command.args(nvrtc::library_dirs().iter().filter(|dir| dir.is_dir()));
+            if open.machine.caged {
+                command
+                    .arg(scratch.path())
+                    .arg(if open.machine.gpu { "gpu" } else { "host" })
+                    .arg(&open.data);
+                command.args(nvrtc::library_dirs().iter().filter(|dir| dir.is_dir()));
+            }
             command.env("TMPDIR", scratch.path()).env("DKB_CACHE_DIR", scratch.path().join("cache"));
             command.env("CUDA_CACHE_DISABLE", "1").current_dir(scratch.path());
             let secret =

@@ -44,6 +44,8 @@ pub struct Machine {
     pub devices: Vec<usize>,
     /// Bytes of each logical device.
     pub memory_bytes: Option<u64>,
+    /// Whether candidates run in a sandbox.
+    pub caged: bool,
 }
 
 /// What a worker runs.
@@ -204,7 +206,7 @@ fn while_opening(error: Error) -> Failed {
 
 fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
     let setup = |e: Error| failed(Kind::Setup, e);
-    let Machine { gpu, devices, memory_bytes } = &open.machine;
+    let Machine { gpu, devices, memory_bytes, .. } = &open.machine;
     let config = SessionConfig {
         kind: if *gpu { DeviceKind::Cuda } else { DeviceKind::Host },
         spec: DeviceSpec { gpus: None, devices: Some(devices.clone()), memory_bytes: *memory_bytes },

@@ -106,7 +106,7 @@ DKB_FN void report(u64* error, u64 task, Reason reason) {
 #ifdef DKB_HOST
 
 struct Alone {
-  static constexpr u32 LANES = 1;
+  enum : u32 { LANES = 1 };
   static u32 lane() { return 0; }
   static void sync() {}
   static bool any(bool v) { return v; }
@@ -132,7 +132,7 @@ DKB_FN void prefetch(const u8*) {}
 #else
 
 struct Warp {
-  static constexpr u32 LANES = 32;
+  enum : u32 { LANES = 32 };
   DKB_MEMBER static u32 lane() { return threadIdx.x % 32; }
   DKB_MEMBER static void sync() { __syncwarp(); }
   DKB_MEMBER static bool any(bool v) { return __any_sync(~0u, v); }
@@ -157,7 +157,7 @@ struct Pair {
 };
 
 struct Block {
-  static constexpr u32 LANES = 256;
+  enum : u32 { LANES = 256 };
   DKB_MEMBER static u32 lane() { return threadIdx.x; }
   DKB_MEMBER static void sync() { __syncthreads(); }
   template <class T> DKB_MEMBER static T before(T v, T* total) {

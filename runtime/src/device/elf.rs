@@ -32,24 +32,12 @@ pub(super) fn keeps_nothing(image: &[u8], compiler: &str) -> Result<(), DeviceEr
 /// Bytes that are no 64-bit ELF file.
 fn objection(image: &[u8]) -> Result<Option<String>, String> {
     let elf = Elf::read(image).ok_or("the compiled code is no ELF file")?;
-    for symbol in elf.symbols().ok_or("the compiled code's symbols cannot be read")? {
-        let kept = symbol.kind == OBJECT && symbol.is_writable && symbol.bytes > 0;
-        let of_thread = symbol.kind == THREAD_LOCAL && !symbol.name.contains("dkb_block");
-        // Every library that a linker made has some.
-        let of_linker = symbol.name.starts_with("completed")
-            || symbol.name.starts_with("__")
-            || symbol.name.starts_with("_DYNAMIC")
-            || symbol.name.starts_with("_GLOBAL_OFFSET");
-        if (kept && !of_linker) || of_thread {
-            return Ok(Some(format!("`{}` keeps its value between runs", symbol.name)));
-        }
-        // Symbols of a library have its version behind an `@`.
-        let name = symbol.name.split('@').next().unwrap_or_default();
-        // The compiler's helpers begin with an underscore; so do `__assertfail` and its kind, which only stop a run.
-        let of_compiler = name.is_empty() || name.starts_with('_');
-        if symbol.is_undefined && !of_compiler && !IMPORTS.contains(&name) {
-            return Ok(Some(format!("it calls `{name}`, which is not allowed")));
-        }
+    let symbols = elf.symbols().ok_or("the compiled code's symbols cannot be read")?;
+    if let Some(name) = symbols.iter().filter(|s| s.is_undefined).find_map(import) {
+        return Ok(Some(format!("it calls `{name}`, which is not allowed")));
+    }
+    if let Some(symbol) = symbols.iter().find(|s| keeps(s)) {
+        return Ok(Some(format!("`{}` keeps its value between runs", symbol.name)));
     }
     let at_load = elf.sections.iter().find(|s| elf.section_name(s) == Some(".init_array"));
     // Every library has the linker's own entry.
@@ -57,6 +45,28 @@ fn objection(image: &[u8]) -> Result<Option<String>, String> {
         return Ok(Some("it runs code when it is loaded".to_owned()));
     }
     Ok(None)
+}
+
+/// The name of what an undefined symbol asks for, if it may not.
+fn import<'i>(symbol: &Symbol<'i>) -> Option<&'i str> {
+    // Symbols of a library have its version behind an `@`.
+    let name = symbol.name.split('@').next().unwrap_or_default();
+    // The compiler's own begin with a dot or an underscore; so do `__assertfail` and its kind, which only stop a run.
+    let of_compiler = name.is_empty() || name.starts_with(['_', '.']);
+    (!of_compiler && !IMPORTS.contains(&name)).then_some(name)
+}
+
+/// Whether a symbol names memory that outlives a run.
+fn keeps(symbol: &Symbol<'_>) -> bool {
+    let Symbol { name, kind, bytes, is_writable, .. } = *symbol;
+    // Every library that a linker made has some, and every cubin with atomics an empty object of their template.
+    let of_linker = ["completed", "__", "_DYNAMIC", "_GLOBAL_OFFSET"].iter().any(|p| name.starts_with(p));
+    let of_atomics = bytes == 1 && name.starts_with("_ZN26__nv_atomic_triv_cp_helperI");
+    match kind {
+        OBJECT => is_writable && bytes > 0 && !of_linker && !of_atomics,
+        THREAD_LOCAL => !name.contains("dkb_block"),
+        _ => false,
+    }
 }
 
 struct Elf<'i> {
@@ -174,7 +184,7 @@ mod tests {
             ),
             ("", "*p = (unsigned long long)malloc(8);", Some("malloc")),
         ] {
-            let image = nvrtc::compile_cubin(&format!("{before}\n{KERNEL} {body} }}"), "sm_90").unwrap();
+            let image = nvrtc::compile(&format!("{before}\n{KERNEL} {body} }}"), "sm_90").unwrap();
             let found = objection(&image).unwrap();
             assert_eq!(found.is_some(), word.is_some(), "{body}: {found:?}");
             assert!(found.unwrap_or_default().contains(word.unwrap_or_default()), "{body}");

@@ -44,8 +44,16 @@ pub fn library_dirs() -> Vec<PathBuf> {
 /// Compiles CUDA C++ for `arch`, such as `sm_90`, to a cubin, without any cache.
 ///
 /// # Errors
-/// [`DeviceError::Unavailable`] without NVRTC; [`DeviceError::Compile`] with its log.
+/// [`DeviceError::Unavailable`] without NVRTC; [`DeviceError::Compile`] with its log, or with what the code must not
+/// hold.
 pub fn compile_cubin(source: &str, arch: &str) -> Result<Vec<u8>, DeviceError> {
+    let image = compile(source, arch)?;
+    keeps_nothing(&image, &Nvrtc::get()?.version)?;
+    Ok(image)
+}
+
+/// Compiles without looking at what comes out.
+pub(super) fn compile(source: &str, arch: &str) -> Result<Vec<u8>, DeviceError> {
     Nvrtc::get()?.compile(source, arch)
 }
 
@@ -71,8 +79,7 @@ pub(super) fn cached_cubin(source: &str, arch: &str) -> Result<Cubin, DeviceErro
         if let Some(image) = disk.get(&name) {
             return Ok(image);
         }
-        let image = nvrtc.compile(source, arch)?;
-        keeps_nothing(&image, &nvrtc.version)?;
+        let image = compile_cubin(source, arch)?;
         if let Err(e) = disk.put(&name, &image) {
             tracing::warn!("cannot store compiled code in {}: {e}; set DKB_CACHE_DIR", disk.dir().display());
         }
