@@ -7,9 +7,10 @@ use std::collections::HashSet;
 use std::fmt::Display;
 
 use crate::expr::{self, ExprError};
-use crate::plan::{Arg, Buffer, Launch, On, Over, Param, Phase, Plan, Reduce, Start};
+use crate::plan::{Arg, Buffer, Framework, Launch, On, Over, Param, Phase, Plan, Reduce, Start, TritonLaunch};
 use crate::prune::{Predicate, comparable};
 use crate::repr::{Elem, Physical, SqlType};
+use crate::triton::{has_kernel, launches, triton_kernel, triton_type};
 
 /// The largest source a plan may have, in bytes.
 const MAX_SOURCE_BYTES: usize = 128 << 10;
@@ -56,7 +57,11 @@ pub fn check(plan: &Plan) -> Result<(), CheckError> {
     checker.phases()?;
     checker.shard()?;
     checker.result()?;
-    source(&plan.source)
+    plain_text(&plan.source)?;
+    match plan.framework {
+        Framework::Cuda => source(&plan.source),
+        Framework::Triton => Ok(()),
+    }
 }
 
 impl Plan {
@@ -249,17 +254,81 @@ impl Checker<'_> {
 
     fn launch(&self, field: &str, launch: &Launch, phase: &Phase, merge: bool) -> Result<(), CheckError> {
         identifier(&format!("{field}.kernel"), &launch.kernel)?;
-        if !words(&self.plan.source).any(|w| w == launch.kernel) {
-            return fail(format!("{field}.kernel"), format!("the source has no kernel `{}`", launch.kernel));
+        let (source, name) = (&self.plan.source, &launch.kernel);
+        match self.plan.framework {
+            Framework::Cuda if !words(source).any(|w| w == name) => {
+                return fail(format!("{field}.kernel"), format!("the source has no kernel `{name}`"));
+            }
+            Framework::Triton if !has_kernel(source, name) => {
+                let message = format!("the source has no kernel `def {name}(` under `@triton.jit`");
+                return fail(format!("{field}.kernel"), message);
+            }
+            Framework::Cuda | Framework::Triton => {}
         }
         let has_rows = match phase.over {
             Over::Nothing => false,
             Over::Table(_) => !merge,
             Over::Size(_) | Over::Dict(..) => true,
         };
-        self.expression(&format!("{field}.threads"), &launch.threads, self.plan.sizes.len(), has_rows)?;
+        let grid = match (self.plan.framework, &launch.triton) {
+            (Framework::Cuda, None) => "threads",
+            (Framework::Cuda, Some(_)) => {
+                return fail(format!("{field}.triton"), "only launches of plans in Triton have such a table");
+            }
+            (Framework::Triton, None) => {
+                return fail(
+                    format!("{field}.triton"),
+                    "a launch of a plan in Triton needs a table `triton` with `programs`",
+                );
+            }
+            (Framework::Triton, Some(_)) if !launch.threads.is_empty() => {
+                return fail(
+                    format!("{field}.threads"),
+                    "a launch of a plan in Triton has `triton.programs` instead of `threads`",
+                );
+            }
+            (Framework::Triton, Some(_)) => "triton.programs",
+        };
+        self.expression(&format!("{field}.{grid}"), launch.grid(), self.plan.sizes.len(), has_rows)?;
         for (a, arg) in launch.args.iter().enumerate() {
             self.arg(&format!("{field}.args[{a}]"), arg, phase, merge, has_rows)?;
+        }
+        match &launch.triton {
+            Some(table) => self.triton(field, launch, table),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks what is special to a launch of a kernel in Triton, whose arguments are checked.
+    fn triton(&self, field: &str, launch: &Launch, table: &TritonLaunch) -> Result<(), CheckError> {
+        for (a, arg) in launch.args.iter().enumerate() {
+            if triton_type(self.plan, arg).is_none() {
+                let message = format!("`{arg}` has elements of 128 bits, which Triton does not know");
+                return fail(format!("{field}.args[{a}]"), message);
+            }
+        }
+        let field = format!("{field}.triton");
+        for name in table.constexprs.keys() {
+            check_name(name).or_else(|e| fail(format!("{field}.constexprs"), e))?;
+        }
+        if !table.num_warps.is_power_of_two() || table.num_warps > 32 {
+            return fail(format!("{field}.num_warps"), "must be a power of two from 1 to 32");
+        }
+        if !(1..=8).contains(&table.num_stages) {
+            return fail(format!("{field}.num_stages"), "must be from 1 to 8");
+        }
+        if let Some(at) = table.divisible.iter().find(|at| **at >= launch.args.len()) {
+            let message = format!("there is no argument {at}: positions in `args` count from 0");
+            return fail(format!("{field}.divisible"), message);
+        }
+        let kernel = triton_kernel(self.plan, launch);
+        let same = |other: &&Launch| other.kernel == launch.kernel;
+        if launches(self.plan).filter(same).any(|other| triton_kernel(self.plan, other) != kernel) {
+            let message = format!(
+                "another launch of `{}` has arguments of other types, or another table: launch another kernel",
+                launch.kernel
+            );
+            return fail(field, message);
         }
         Ok(())
     }
@@ -491,17 +560,22 @@ fn words(source: &str) -> impl Iterator<Item = &str> {
     source.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|w| !w.is_empty())
 }
 
-/// Refuses a source that could make a compiler read a file other than `dkb.cuh`.
+/// Refuses a source that is too long, or hides something from its readers.
+fn plain_text(text: &str) -> Result<(), CheckError> {
+    if text.len() > MAX_SOURCE_BYTES {
+        return fail("source", format!("{} bytes; at most {MAX_SOURCE_BYTES} are allowed", text.len()));
+    }
+    match text.chars().find(|c| c.is_control() && !"\t\n\r\x0c".contains(*c)) {
+        Some(c) => fail("source", format!("the control character U+{:04X} is not allowed", c as u32)),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a source of CUDA C++ that could make a compiler read a file other than `dkb.cuh`.
 ///
 /// The search ignores where comments and strings begin, so it can refuse too much but never too little.
 fn source(text: &str) -> Result<(), CheckError> {
     let refuse = |what: &str| fail("source", format!("{what} is not allowed"));
-    if text.len() > MAX_SOURCE_BYTES {
-        return fail("source", format!("{} bytes; at most {MAX_SOURCE_BYTES} are allowed", text.len()));
-    }
-    if let Some(c) = text.chars().find(|c| c.is_control() && !"\t\n\r\x0c".contains(*c)) {
-        return refuse(&format!("the control character U+{:04X}", c as u32));
-    }
     let text = splice(text);
     const WORDS: [&str; 9] = [
         "asm",
@@ -793,10 +867,10 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
             "#define J(a, b) a##b",
             "__attribute__((section(\"x\")))",
             "#if __has_include(<a>)",
-            "\u{0}",
         ] {
             assert!(source(bad).is_err(), "{bad:?}");
         }
+        assert!(plain_text("\u{0}").is_err());
         for good in [
             "#include \"dkb.cuh\"\n#define S(x) #x\n#pragma unroll\n",
             "// Q#1\n#if 1\n#endif\n",
@@ -806,7 +880,7 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
             source(good).unwrap();
         }
         assert!(
-            source(&" ".repeat(MAX_SOURCE_BYTES + 1)).unwrap_err().to_string().contains("at most 131072")
+            plain_text(&" ".repeat(MAX_SOURCE_BYTES + 1)).unwrap_err().to_string().contains("at most 131072")
         );
     }
 }

@@ -14,13 +14,14 @@ mod prune;
 mod repr;
 mod source;
 pub mod text;
+mod triton;
 
 pub use check::{CheckError, check, check_name};
 pub use copy::COPY;
 pub use exchange::{EXCHANGE, ExchangeTask};
 pub use plan::{
     Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,
-    ResultSpec, Shard, Size, SortKey, Start,
+    ResultSpec, Shard, Size, SortKey, Start, TritonLaunch,
 };
 pub use prune::{Comparison, ParsePredicateError, Predicate, comparable};
 pub use repr::{ColumnRepr, Elem, ParseReprError, Physical, SqlType};
@@ -29,3 +30,4 @@ pub use source::{
     SourceError, cuda_builtin_unit, cuda_translation_unit, host_builtin_unit, host_translation_unit, kernels,
     params_layout, params_struct,
 };
+pub use triton::{TRITON_SOURCE_NAME, TritonKernel, triton_constants, triton_kernels, triton_type};

@@ -58,6 +58,8 @@ pub struct Plan {
 pub enum Framework {
     /// CUDA C++ over `dkb.cuh`.
     Cuda,
+    /// Triton: functions under `@triton.jit`. Such plans run on GPUs only.
+    Triton,
 }
 
 /// How much of a plan departs from the generated one.
@@ -264,10 +266,58 @@ pub struct Launch {
     /// The kernel's name in the source.
     pub kernel: String,
     /// Work items, of which the runtime derives the grid: an expression over sizes and `rows`, the rows of
-    /// the partition, size or dictionary streamed over. Kernels loop, so any grid is correct.
+    /// the partition, size or dictionary streamed over. Kernels loop, so any grid is correct. A kernel in Triton
+    /// has [`TritonLaunch::programs`] instead.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub threads: String,
     /// Arguments in order.
     pub args: Vec<Arg>,
+    /// How the kernel is compiled and launched, if the plan is in Triton.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub triton: Option<TritonLaunch>,
+}
+
+impl Launch {
+    /// The expression that gives the grid: work items, or programs of a kernel in Triton.
+    pub fn grid(&self) -> &str {
+        self.triton.as_ref().map_or(&self.threads, |triton| &triton.programs)
+    }
+}
+
+/// What a launch of a kernel in Triton states beside its arguments. All launches of one kernel state the same, but
+/// for `programs`.
+///
+/// The kernel's parameters are those of [`Launch::args`] in order, then the names of `constexprs` in any order. The
+/// types of arguments follow from the plan, see [`crate::triton_type`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TritonLaunch {
+    /// Program instances, exactly: an expression like [`Launch::threads`]. What it gives decides which rows a
+    /// program has, so kernels mask by `rows`.
+    pub programs: String,
+    /// Values of the parameters that are `tl.constexpr`.
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub constexprs: IndexMap<String, i64>,
+    /// Warps a program: a power of two up to 32.
+    #[serde(default = "num_warps")]
+    pub num_warps: u32,
+    /// How many iterations of a loop Triton overlaps, from 1 to 8.
+    #[serde(default = "num_stages")]
+    pub num_stages: u32,
+    /// Positions in `args` of numbers and addresses that are worth relying on as multiples of 16. A variant of the
+    /// kernel that does so is compiled, and taken by launches where all of them are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub divisible: Vec<usize>,
+}
+
+/// Triton's own default.
+fn num_warps() -> u32 {
+    4
+}
+
+/// Triton's own default.
+fn num_stages() -> u32 {
+    3
 }
 
 /// A kernel argument. All are 8 bytes: a device pointer or a u64.

@@ -882,7 +882,7 @@ impl Emitter<'_> {
         let text =
             format!("// fold a peer's groups into ours\n{} {{\n{body}}}\n", self.signature(&kernel, &args));
         self.kernels.push(text);
-        Launch { kernel, threads: name.to_owned(), args }
+        Launch { kernel, threads: name.to_owned(), args, triton: None }
     }
 
     /// A pipeline over the groups of an aggregate.

@@ -587,7 +587,7 @@ impl<'a> Emitter<'a> {
             pipe.tail,
         );
         self.kernels.push(text);
-        Launch { kernel: name.to_owned(), threads: "rows".to_owned(), args }
+        Launch { kernel: name.to_owned(), threads: "rows".to_owned(), args, triton: None }
     }
 
     /// `extern "C" __global__ void name(…)`.
@@ -650,7 +650,7 @@ impl<'a> Emitter<'a> {
     pub(crate) fn fixed(&mut self, name: &str, threads: &str, args: Vec<Arg>, body: &str) -> Launch {
         let text = format!("{} {{\n{body}}}\n", self.signature(name, &args));
         self.kernels.push(text);
-        Launch { kernel: name.to_owned(), threads: threads.to_owned(), args }
+        Launch { kernel: name.to_owned(), threads: threads.to_owned(), args, triton: None }
     }
 
     /// Puts the dictionary kernels in front of all phases.

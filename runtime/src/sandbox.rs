@@ -2,7 +2,7 @@
 //! them.
 //!
 //! Invariant: after [`Sandbox::enter`] the process and all that it starts read the toolchain, the data and nothing
-//! of the user's; write to one scratch folder; start no program but the compiler's own; and reach no network. There is
+//! of the user's; write to one scratch folder; start no program but the compilers' own; and reach no network. There is
 //! no way back.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use seccompiler::{
 };
 
 use crate::device::host::compiler_path;
+use crate::device::triton;
 
 /// The rights of the kernel's interface that must be there: those of Linux 6.2.
 const LEAST: ABI = ABI::V3;
@@ -33,7 +34,7 @@ pub struct Sandbox {
     pub read: Vec<PathBuf>,
     /// The folder to write to.
     pub scratch: PathBuf,
-    /// Whether it drives a GPU, which needs the device files.
+    /// Whether it drives a GPU, which needs the device files, and Triton if that is installed.
     pub gpu: bool,
 }
 
@@ -66,6 +67,11 @@ impl Sandbox {
             let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
             let nvidia = devices.filter(|e| e.file_name().to_string_lossy().starts_with("nvidia"));
             granted.extend(nvidia.map(|e| (e.path(), all & !AccessFs::Execute)));
+            // Where there is no Triton, compiling a plan in it says so.
+            if let Ok(triton) = triton::toolchain() {
+                granted.extend(triton.read.iter().map(|path| (path.clone(), reads)));
+                granted.extend(triton.programs.iter().map(|path| (path.clone(), reads | AccessFs::Execute)));
+            }
         }
         for (path, mut access) in granted {
             let file = PathFd::new(&path).map_err(|e| format!("sandbox: {}: {e}", path.display()))?;

@@ -18,21 +18,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
-use dkb_kernels::{Builtin, Elem, Plan};
+use dkb_kernels::{Builtin, Elem, Framework, Plan};
 
 use self::arena::Arena;
-use self::module::CudaModule;
+use self::module::{CudaModule, Function, TRITON_EXTRA_ARGS, TritonModule};
 pub(crate) use self::peer::CudaLinks;
 use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
-use super::{Device, DeviceError, Download, Mark, Memory, Module, Priority, Recording, Registration};
+use super::{Device, DeviceError, Download, Mark, Memory, Module, Priority, Recording, Registration, triton};
 use crate::trace::now_ms;
 
 /// Threads a block, unless a kernel's launch bounds say fewer.
 const BLOCK_THREADS: u64 = 256;
 /// Blocks of so many threads a multiprocessor at most; kernels loop over what is left.
 const BLOCKS_PER_SM: u64 = 16;
+/// The most blocks that a grid has in its first dimension.
+const MAX_BLOCKS: u64 = i32::MAX as u64;
 /// The share of a GPU's memory that its devices take together unless told otherwise, in percent.
 const MEMORY_PERCENT: usize = 90;
 /// Loads beside each other: while one's bytes come over the link, for some 3 ms, the pages of others are decompressed
@@ -117,6 +119,7 @@ struct Gpu {
     /// Whether every allocation is the driver's own, so that `compute-sanitizer` sees its bounds.
     sanitize: bool,
     modules: SharedMap<CudaModule>,
+    triton_modules: SharedMap<TritonModule>,
     /// An event, and when it was reached by [`now_ms`].
     epoch: (Event, f64),
 }
@@ -146,6 +149,7 @@ impl Gpu {
             driver,
             sanitize: std::env::var("DKB_SANITIZE").is_ok_and(|v| v == "1"),
             modules: SharedMap::new(),
+            triton_modules: SharedMap::new(),
             context,
         })
     }
@@ -243,19 +247,50 @@ impl CudaDevice {
         args: &[u64],
     ) -> Result<(), DeviceError> {
         self.bind()?;
-        let call = || format!("launch of `{kernel}`");
         let function = module.function(kernel).map_err(|e| match e.0 {
             CUresult::CUDA_ERROR_NOT_FOUND => DeviceError::NoKernel(kernel.to_owned()),
-            _ => self.error(&call(), e),
+            _ => self.error(&format!("launch of `{kernel}`"), e),
         })?;
         if let Some(expected) = function.args {
             super::check_args(&self.name, kernel, expected, args.len())?;
         }
-        if threads == 0 {
-            return Ok(());
-        }
         let most = self.gpu.multiprocessors * BLOCKS_PER_SM * BLOCK_THREADS;
         let blocks = threads.min(most).div_ceil(function.block_threads) as u32;
+        self.issue(&function, kernel, blocks, args)
+    }
+
+    /// Launches so many programs of a kernel in Triton, a block each.
+    fn launch_programs(
+        &self,
+        module: &TritonModule,
+        kernel: &str,
+        programs: u64,
+        args: &[u64],
+    ) -> Result<(), DeviceError> {
+        self.bind()?;
+        let function =
+            module.function(kernel, args).ok_or_else(|| DeviceError::NoKernel(kernel.to_owned()))?;
+        if let Some(expected) = function.args {
+            super::check_args(&self.name, kernel, expected, args.len())?;
+        }
+        if programs > MAX_BLOCKS {
+            let message = format!("{programs} programs are more than {MAX_BLOCKS}");
+            return Err(self.failure(&format!("launch of `{kernel}`"), &message));
+        }
+        let args: Vec<u64> = args.iter().copied().chain(TRITON_EXTRA_ARGS).collect();
+        self.issue(&function, kernel, programs as u32, &args)
+    }
+
+    fn issue(
+        &self,
+        function: &Function,
+        kernel: &str,
+        blocks: u32,
+        args: &[u64],
+    ) -> Result<(), DeviceError> {
+        if blocks == 0 {
+            return Ok(());
+        }
         let mut pointers: Vec<*mut c_void> =
             args.iter().map(|arg| std::ptr::from_ref(arg) as *mut c_void).collect();
         let (grid, block) = ((blocks, 1, 1), (function.block_threads as u32, 1, 1));
@@ -263,9 +298,10 @@ impl CudaDevice {
         // parameters, which the driver copies before it returns. What the kernel does with them is the plan's
         // responsibility: a plan that is not accepted runs in a process of its own.
         unsafe {
-            result::launch_kernel(function.handle, grid, block, 0, self.stream.cu_stream(), &mut pointers)
+            let (shared, stream) = (function.shared_bytes, self.stream.cu_stream());
+            result::launch_kernel(function.handle, grid, block, shared, stream, &mut pointers)
         }
-        .map_err(|e| self.error(&call(), e))
+        .map_err(|e| self.error(&format!("launch of `{kernel}`"), e))
     }
 
     /// Runs `work` with the device's staging memory, which is allocated on first use.
@@ -337,6 +373,14 @@ impl Device for CudaDevice {
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
+        if plan.framework == Framework::Triton {
+            let kernels = triton::cached(plan, &self.gpu.arch)?;
+            self.bind()?;
+            let load = || {
+                TritonModule::load(&self.gpu, &kernels.compiled).map_err(|(call, e)| self.error(&call, e))
+            };
+            return Ok(self.gpu.triton_modules.get_or_make(&kernels.key, load)?);
+        }
         let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
         self.compiled(&source, dkb_kernels::kernels(plan))
     }
@@ -447,16 +491,18 @@ impl Device for CudaDevice {
         &self,
         module: &dyn Module,
         kernel: &str,
-        threads: u64,
+        work: u64,
         args: &[u64],
     ) -> Result<(), DeviceError> {
-        let module = module.as_any().downcast_ref::<CudaModule>().ok_or_else(|| {
-            self.failure(
-                &format!("launch of `{kernel}`"),
-                "the module was compiled for another kind of device",
-            )
-        })?;
-        self.launch_in(module, kernel, threads, args)
+        let module = module.as_any();
+        if let Some(module) = module.downcast_ref::<CudaModule>() {
+            self.launch_in(module, kernel, work, args)
+        } else if let Some(module) = module.downcast_ref::<TritonModule>() {
+            self.launch_programs(module, kernel, work, args)
+        } else {
+            let call = format!("launch of `{kernel}`");
+            Err(self.failure(&call, "the module was compiled for another kind of device"))
+        }
     }
 
     fn record(&self, issue: &mut dyn FnMut()) -> Result<Option<Box<dyn Recording>>, DeviceError> {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, ptr, slice};
 
-use dkb_kernels::{Builtin, Elem, Plan};
+use dkb_kernels::{Builtin, Elem, Framework, Plan};
 use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
@@ -148,6 +148,10 @@ impl Device for HostDevice {
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
+        if plan.framework == Framework::Triton {
+            let text = "plans in Triton run on GPUs only: use --device cuda";
+            return Err(DeviceError::Unavailable(text.to_owned()));
+        }
         self.library(&dkb_kernels::host_translation_unit(plan).map_err(super::bad_source)?)
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod links;
 pub mod nvrtc;
 #[cfg(test)]
 mod testing;
+pub mod triton;
 
 use std::sync::Arc;
 
@@ -139,11 +140,11 @@ pub trait Device: Send + Sync {
         let _ = other;
         Ok(())
     }
-    /// Compiles a plan's source (see [`dkb_kernels::cuda_translation_unit`]), or takes it from the disk
-    /// cache.
+    /// Compiles a plan's source (see [`dkb_kernels::cuda_translation_unit`] and [`triton`]), or takes it from the
+    /// disk cache.
     ///
     /// # Errors
-    /// [`DeviceError::Compile`], or no compiler.
+    /// [`DeviceError::Compile`], or no compiler for the plan's framework.
     fn compile(&self, plan: &dkb_kernels::Plan) -> Result<Arc<dyn Module>, DeviceError>;
     /// Compiles device source of the runtime's own, or takes it from the same cache.
     ///
@@ -209,7 +210,8 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// A failed device call.
     fn fill(&self, memory: &dyn Memory, elem: Elem, value: i128, count: usize) -> Result<(), DeviceError>;
-    /// Launches a kernel for `threads` work items. Every argument is 8 bytes.
+    /// Launches a kernel for so many work items, or so many programs of a kernel in Triton. Every argument is 8
+    /// bytes.
     ///
     /// # Errors
     /// [`DeviceError::NoKernel`], or a failed launch.
@@ -217,7 +219,7 @@ pub trait Device: Send + Sync {
         &self,
         module: &dyn Module,
         kernel: &str,
-        threads: u64,
+        work: u64,
         args: &[u64],
     ) -> Result<(), DeviceError>;
     /// Records the fills and launches that `issue` makes on this thread, instead of running them. They must

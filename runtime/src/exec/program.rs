@@ -39,7 +39,8 @@ pub(crate) enum Slot {
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) kernel: String,
-    pub(crate) threads: String,
+    /// The expression that gives its work items, or its programs if it is in Triton.
+    pub(crate) grid: String,
     pub(crate) slots: Vec<Slot>,
 }
 
@@ -233,7 +234,7 @@ impl Lower<'_> {
 
     fn call(&mut self, launch: &Launch) -> Result<Call, CheckError> {
         let slots = launch.args.iter().map(|arg| self.slot(arg)).collect::<Result<_, _>>()?;
-        Ok(Call { kernel: launch.kernel.clone(), threads: launch.threads.clone(), slots })
+        Ok(Call { kernel: launch.kernel.clone(), grid: launch.grid().to_owned(), slots })
     }
 
     fn slot(&mut self, arg: &Arg) -> Result<Slot, CheckError> {

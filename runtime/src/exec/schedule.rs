@@ -669,9 +669,9 @@ impl Machine<'_> {
     }
 
     fn launch(&self, worker: &Worker, step: &Step, call: &Call, frame: Frame) -> Result<(), Error> {
-        let threads = self.env.eval(&call.threads, frame.rows)?;
+        let work = self.env.eval(&call.grid, frame.rows)?;
         let args: Vec<u64> = call.slots.iter().map(|slot| self.argument(worker, *slot, &frame)).collect();
-        let launch = || Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, threads, &args)?);
+        let launch = || Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, work, &args)?);
         if self.marks.is_none() {
             return launch();
         }

@@ -10,6 +10,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute, CUresult};
 
 use super::{BLOCK_THREADS, Gpu, lock};
 use crate::device::Module;
+use crate::device::triton::Compiled;
 
 /// The first driver that tells the parameters of a kernel and loads it ahead of its first launch.
 pub(super) const DRIVER_WITH_FUNCTION_CALLS: i32 = 12_040;
@@ -20,9 +21,16 @@ pub(super) struct Function {
     /// Number of parameters, where the driver tells it. It does so by refusing to describe the one behind
     /// the last, which a memory checker would report.
     pub(super) args: Option<usize>,
-    /// Threads a block: what the kernel's launch bounds allow, at most the usual number.
+    /// Threads a block: what the kernel's launch bounds allow, at most the usual number; or what Triton asks for.
     pub(super) block_threads: u64,
+    /// Bytes of dynamic shared memory a block.
+    pub(super) shared_bytes: u32,
 }
+
+// SAFETY: function handles may be used from any thread with the context bound.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
 
 pub(super) struct CudaModule {
     handle: sys::CUmodule,
@@ -35,7 +43,7 @@ pub(super) struct CudaModule {
     functions: Mutex<HashMap<String, Function>>,
 }
 
-// SAFETY: module and function handles may be used from any thread with the context bound.
+// SAFETY: module handles may be used from any thread with the context bound.
 unsafe impl Send for CudaModule {}
 // SAFETY: as above; the map is behind a lock.
 unsafe impl Sync for CudaModule {}
@@ -76,9 +84,78 @@ impl CudaModule {
         let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         // SAFETY: the function is valid.
         let most = unsafe { result::function::get_function_attribute(handle, most) }?;
-        let function = Function { handle, args, block_threads: (most.max(1) as u64).min(BLOCK_THREADS) };
+        let block_threads = (most.max(1) as u64).min(BLOCK_THREADS);
+        let function = Function { handle, args, block_threads, shared_bytes: 0 };
         functions.insert(name.to_owned(), function);
         Ok(function)
+    }
+}
+
+/// The kernels of a plan in Triton.
+pub(super) struct TritonModule {
+    /// By name; the plain variant before the one that relies on divisible arguments.
+    kernels: HashMap<String, Vec<Variant>>,
+}
+
+struct Variant {
+    divisible: Vec<usize>,
+    function: Function,
+    /// Keeps the function loaded.
+    _module: CudaModule,
+}
+
+impl Module for TritonModule {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+/// Parameters behind those of the source: addresses of global and of profiler scratch memory, null where a kernel
+/// needs neither. From `make_launcher` in `triton/backends/nvidia/driver.py` and the `.entry` of the PTX, both of
+/// Triton 3.6.0; parameters that are `tl.constexpr` do not occur in the PTX, unused others do.
+pub(super) const TRITON_EXTRA_ARGS: [u64; 2] = [0, 0];
+/// Threads a warp, by `blockDimX = 32 * num_warps` there.
+const WARP_THREADS: u64 = 32;
+/// Dynamic shared memory that every kernel may use; for more it must be asked for.
+const SHARED_BYTES: u32 = 48 << 10;
+
+impl TritonModule {
+    /// Loads kernels into the bound context. Errors come with the call that failed.
+    pub(super) fn load(gpu: &Gpu, compiled: &[Compiled]) -> Result<TritonModule, (String, DriverError)> {
+        let mut kernels: HashMap<String, Vec<Variant>> = HashMap::new();
+        for Compiled { name, symbol, divisible, num_warps, shared_bytes, image, .. } in compiled {
+            let failed = |call: &str| {
+                let call = format!("{call} for `{name}`");
+                move |e| (call, e)
+            };
+            let module = CudaModule::load(gpu, image).map_err(failed("cuModuleLoadData"))?;
+            let loaded = module.function(symbol).map_err(failed("cuModuleGetFunction"))?;
+            if *shared_bytes > SHARED_BYTES {
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // SAFETY: the function is valid.
+                unsafe {
+                    result::function::set_function_attribute(loaded.handle, most, *shared_bytes as i32)
+                }
+                .map_err(failed(&format!("asking for {shared_bytes} bytes of shared memory")))?;
+            }
+            let function = Function {
+                args: loaded.args.map(|args| args.saturating_sub(TRITON_EXTRA_ARGS.len())),
+                block_threads: u64::from(*num_warps) * WARP_THREADS,
+                shared_bytes: *shared_bytes,
+                ..loaded
+            };
+            let variant = Variant { divisible: divisible.clone(), function, _module: module };
+            kernels.entry(name.clone()).or_default().push(variant);
+        }
+        Ok(TritonModule { kernels })
+    }
+
+    /// The variant of a kernel that relies on no more than these arguments give.
+    pub(super) fn function(&self, name: &str, args: &[u64]) -> Option<Function> {
+        let holds = |variant: &&Variant| {
+            variant.divisible.iter().all(|at| args.get(*at).is_some_and(|arg| arg.is_multiple_of(16)))
+        };
+        self.kernels.get(name)?.iter().rev().find(holds).map(|variant| variant.function)
     }
 }
 
