@@ -7,7 +7,9 @@ use std::collections::HashSet;
 use std::fmt::Display;
 
 use crate::expr::{self, ExprError};
-use crate::plan::{Arg, Buffer, Framework, Launch, On, Over, Param, Phase, Plan, Reduce, Start, TritonLaunch};
+use crate::plan::{
+    Arg, Buffer, Framework, Launch, On, Over, Param, Phase, Plan, Reduce, Start, TritonLaunch,
+};
 use crate::prune::{Predicate, comparable};
 use crate::repr::{Elem, Physical, SqlType};
 use crate::triton::{has_kernel, launches, triton_kernel, triton_type};

@@ -123,3 +123,133 @@ pub(crate) fn has_kernel(source: &str, name: &str) -> bool {
     }
     false
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{check, text};
+
+    const PLAN: &str = r#"/*--- kernel plan 1
+sql = "select 1"
+framework = "triton"
+level = "full"
+[params]
+who = { type = "utf8", default = "x" }
+least = { type = "int32", default = "0" }
+[inputs.t]
+a = "int32 as i32"
+d = "dict<u16>"
+w = "decimal(38,2) as i128"
+[sizes]
+one = { value = "1", counter = "n" }
+[[buffers]]
+name = "n"
+type = "u64"
+len = "1"
+start = "zero"
+[[buffers]]
+name = "total"
+type = "f64"
+len = "1"
+start = "zero"
+reduce = "sum"
+[[buffers]]
+name = "wide"
+type = "i128"
+len = "1"
+start = "zero"
+[[phases]]
+name = "scan"
+over = "t"
+on = "partitions"
+writes = ["total"]
+[[phases.launches]]
+kernel = "scan"
+args = ["rows", "params", "t.a", "t.d", "dict(t.d).bytes", "flags", "total", "n", "len(one)"]
+triton = { programs = "(rows + 1023) / 1024", constexprs = { BLOCK = 1024 }, num_warps = 8, divisible = [3, 2] }
+[[phases]]
+name = "again"
+over = "t"
+on = "partitions"
+[[phases.launches]]
+kernel = "again"
+args = ["t.a", "total"]
+triton = { programs = "1" }
+[result]
+size = "one"
+columns = [{ name = "total", type = "float64", from = "total" }]
+---*/
+import triton
+import triton.language as tl
+
+@triton.jit  # the first
+# of them
+def scan (rows, params, a, d, bytes, flags, total, n, one, BLOCK: tl.constexpr):
+    pass
+
+@triton.jit
+def again(a, total):
+    pass
+
+def plain(a):
+    pass
+"#;
+
+    #[test]
+    fn kernels_follow_from_launches() {
+        let plan = text::parse(PLAN).unwrap();
+        check(&plan).unwrap();
+        assert_eq!(text::parse(&text::print(&plan)).unwrap(), plan);
+        assert_eq!(triton_constants(&plan), [("P_who".into(), 0), ("P_least".into(), 2)].into());
+        let [again, scan, aligned] = &triton_kernels(&plan)[..] else { panic!("three kernels") };
+        assert_eq!((again.num_warps, again.num_stages, &again.divisible[..]), (4, 3, &[][..]));
+        assert_eq!(again.types, ["*i32", "*fp64"]);
+        assert_eq!(scan.types, ["i64", "*i64", "*i32", "*u16", "*u8", "*u32", "*fp64", "*u64", "i64"]);
+        assert_eq!((scan.constexprs["BLOCK"], &scan.divisible[..]), (1024, &[][..]));
+        assert_eq!(aligned, &TritonKernel { divisible: vec![2, 3], ..scan.clone() });
+    }
+
+    #[test]
+    fn the_checker_names_the_wrong_field() {
+        for (from, to, expected) in [
+            (
+                "kernel = \"scan\"",
+                "kernel = \"plain\"",
+                "phases[0].launches[0].kernel: the source has no kernel `def",
+            ),
+            ("kernel = \"scan\"", "kernel = \"sca\"", "phases[0].launches[0].kernel: the source has no"),
+            (
+                "kernel = \"again\"",
+                "kernel = \"scan\"",
+                "phases[0].launches[0].triton: another launch of `scan`",
+            ),
+            ("triton = { programs = \"1\" }", "", "phases[1].launches[0].triton: a launch of a plan in"),
+            (
+                "triton = { programs = \"1\" }",
+                "threads = \"1\"\ntriton = { programs = \"1\" }",
+                "phases[1].launches[0].threads:",
+            ),
+            ("programs = \"1\"", "programs = \"none\"", "phases[1].launches[0].triton.programs: `none`"),
+            (
+                "[\"t.a\", \"total\"]",
+                "[\"t.w\", \"total\"]",
+                "phases[1].launches[0].args[0]: `t.w` has elements",
+            ),
+            (
+                "[\"t.a\", \"total\"]",
+                "[\"t.a\", \"wide\"]",
+                "phases[1].launches[0].args[1]: `wide` has elements",
+            ),
+            ("num_warps = 8", "num_warps = 6", "phases[0].launches[0].triton.num_warps:"),
+            ("num_warps = 8", "num_warps = 64", "phases[0].launches[0].triton.num_warps:"),
+            ("num_warps = 8", "num_stages = 0", "phases[0].launches[0].triton.num_stages:"),
+            ("[3, 2]", "[9]", "phases[0].launches[0].triton.divisible: there is no argument 9"),
+            ("BLOCK = 1024", "\"a b\" = 1024", "phases[0].launches[0].triton.constexprs:"),
+            ("framework = \"triton\"", "framework = \"cuda\"", "phases[0].launches[0].triton: only launches"),
+        ] {
+            assert!(PLAN.contains(from), "{from}");
+            let error = check(&text::parse(&PLAN.replacen(from, to, 1)).unwrap()).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{from} -> {to}: {error}");
+        }
+    }
+}

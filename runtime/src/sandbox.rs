@@ -164,4 +164,26 @@ mod tests {
         });
         caged.join().unwrap();
     }
+
+    /// The scratch folder is the one for temporary files.
+    #[test]
+    fn a_caged_thread_compiles_plans_in_triton() {
+        if let Err(e) = triton::version() {
+            assert!(std::env::var_os("DKB_REQUIRE_TRITON").is_none(), "{e}");
+            eprintln!("skipped: {e}");
+            return;
+        }
+        let plan = include_str!("../../prompts/example-triton.plan");
+        let plan = dkb_kernels::text::parse(plan).unwrap();
+        let sandbox = Sandbox { read: Vec::new(), scratch: std::env::temp_dir(), gpu: true };
+        let caged = std::thread::spawn(move || {
+            if let Err(reason) = sandbox.enter() {
+                assert!(std::env::var_os("CI").is_none(), "{reason}");
+                return;
+            }
+            assert!(fs::read("/etc/passwd").is_err());
+            assert_eq!(triton::compile(&plan, "sm_90").unwrap().len(), 3);
+        });
+        caged.join().unwrap();
+    }
 }

@@ -281,13 +281,7 @@ impl CudaDevice {
         self.issue(&function, kernel, programs as u32, &args)
     }
 
-    fn issue(
-        &self,
-        function: &Function,
-        kernel: &str,
-        blocks: u32,
-        args: &[u64],
-    ) -> Result<(), DeviceError> {
+    fn issue(&self, function: &Function, kernel: &str, blocks: u32, args: &[u64]) -> Result<(), DeviceError> {
         if blocks == 0 {
             return Ok(());
         }
@@ -376,9 +370,8 @@ impl Device for CudaDevice {
         if plan.framework == Framework::Triton {
             let kernels = triton::cached(plan, &self.gpu.arch)?;
             self.bind()?;
-            let load = || {
-                TritonModule::load(&self.gpu, &kernels.compiled).map_err(|(call, e)| self.error(&call, e))
-            };
+            let load =
+                || TritonModule::load(&self.gpu, &kernels.compiled).map_err(|(call, e)| self.error(&call, e));
             return Ok(self.gpu.triton_modules.get_or_make(&kernels.key, load)?);
         }
         let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
@@ -487,13 +480,7 @@ impl Device for CudaDevice {
         status.result().map_err(|e| self.error("cuMemsetAsync", e))
     }
 
-    fn launch(
-        &self,
-        module: &dyn Module,
-        kernel: &str,
-        work: u64,
-        args: &[u64],
-    ) -> Result<(), DeviceError> {
+    fn launch(&self, module: &dyn Module, kernel: &str, work: u64, args: &[u64]) -> Result<(), DeviceError> {
         let module = module.as_any();
         if let Some(module) = module.downcast_ref::<CudaModule>() {
             self.launch_in(module, kernel, work, args)
@@ -715,6 +702,73 @@ mod tests {
             let short = devices[0].launch(&*module, "add", 1, &[1]).unwrap_err().to_string();
             assert!(short.contains("4 parameters") && short.contains("1 arguments"), "{short}");
         }
+    }
+
+    const TRITON_PLAN: &str = r#"/*--- kernel plan 1
+sql = "select sum(a) as total from t where a >= 100"
+framework = "triton"
+level = "full"
+[inputs.t]
+a = "int32 as i32"
+[sizes]
+one = { value = "1" }
+[[buffers]]
+name = "total"
+type = "i64"
+len = "1"
+start = "zero"
+reduce = "sum"
+[[phases]]
+name = "scan"
+over = "t"
+on = "partitions"
+writes = ["total"]
+[[phases.launches]]
+kernel = "scan"
+args = ["rows", "t.a", "total"]
+triton = { programs = "(rows + 1023) / 1024", constexprs = { BLOCK = 1024 }, divisible = [1] }
+[result]
+size = "one"
+columns = [{ name = "total", type = "int64", from = "total" }]
+---*/
+import triton
+import triton.language as tl
+
+@triton.jit
+def scan(rows, a, total, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(a + i, mask=i < rows, other=0)
+    tl.atomic_add(total, tl.sum(tl.where(v >= 100, v, 0).to(tl.int64)))
+"#;
+
+    #[test]
+    fn plans_in_triton_run() {
+        let Some((devices, _turn)) = two_on_one() else { return };
+        if let Err(e) = triton::version() {
+            assert!(std::env::var_os("DKB_REQUIRE_TRITON").is_none(), "{e}");
+            eprintln!("skipped: {e}");
+            return;
+        }
+        let device = &devices[0];
+        let module = device.compile(&dkb_kernels::text::parse(TRITON_PLAN).unwrap()).unwrap();
+        let values: Vec<i32> = (0..100_003).map(|i| i % 1000).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let (a, total) = (device.alloc(bytes.len()).unwrap(), device.alloc(8).unwrap());
+        device.upload(&*a, 0, &bytes).unwrap();
+        // From the second value on, the address is no multiple of 16.
+        for (first, rows) in [(0, 100_003), (1, 100_002), (1, 1), (4, 1024), (7, 0)] {
+            device.fill(&*total, Elem::I64, 0, 1).unwrap();
+            let args = [rows, a.address() + first * 4, total.address()];
+            device.launch(&*module, "scan", rows.div_ceil(1024), &args).unwrap();
+            let mut found = [0; 8];
+            device.download(&*total, 0, &mut found).unwrap();
+            let here = &values[first as usize..][..rows as usize];
+            let expected: i64 = here.iter().filter(|v| **v >= 100).map(|v| i64::from(*v)).sum();
+            assert_eq!(i64::from_le_bytes(found), expected, "{rows} rows from {first}");
+        }
+        let most = device.launch(&*module, "scan", 1 << 31, &[0, 0, 0]).unwrap_err().to_string();
+        assert!(most.contains("more than 2147483647"), "{most}");
+        assert!(matches!(device.launch(&*module, "gone", 1, &[]), Err(DeviceError::NoKernel(_))));
     }
 
     #[test]

@@ -215,13 +215,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::NoKernel`], or a failed launch.
-    fn launch(
-        &self,
-        module: &dyn Module,
-        kernel: &str,
-        work: u64,
-        args: &[u64],
-    ) -> Result<(), DeviceError>;
+    fn launch(&self, module: &dyn Module, kernel: &str, work: u64, args: &[u64]) -> Result<(), DeviceError>;
     /// Records the fills and launches that `issue` makes on this thread, instead of running them. They must
     /// have run once, and the memory they name must outlive the recording. A device that cannot record gives
     /// None and does not call `issue`.

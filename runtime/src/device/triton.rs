@@ -160,12 +160,8 @@ fn request(plan: &Plan, arch: u32) -> String {
         constants: std::collections::BTreeMap<String, i64>,
         kernels: Vec<TritonKernel>,
     }
-    let request = Request {
-        arch,
-        limit_s: LIMIT_S,
-        constants: triton_constants(plan),
-        kernels: triton_kernels(plan),
-    };
+    let request =
+        Request { arch, limit_s: LIMIT_S, constants: triton_constants(plan), kernels: triton_kernels(plan) };
     serde_json::to_string(&request).expect("string keys, numbers and lists have a form in JSON")
 }
 

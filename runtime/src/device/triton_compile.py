@@ -144,7 +144,7 @@ class Checker:
                 return
         if not isinstance(node, STATEMENTS):
             refuse(node, f"`{type(node).__name__}` is not allowed in a kernel")
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.stmt):
                 self.statement(child)
             else:
@@ -163,12 +163,8 @@ class Checker:
                 self.attribute(node)
             case ast.Call():
                 self.call(node)
-            case _ if isinstance(node, REFUSED_OPERATORS):
-                refuse(node, f"the operator `{type(node).__name__}` is not allowed in a kernel")
-            case _ if isinstance(node, OPERATORS):
-                return
             case _ if isinstance(node, EXPRESSIONS):
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self.expression(child)
             case _:
                 refuse(node, f"`{type(node).__name__}` is not allowed in a kernel")
@@ -202,6 +198,15 @@ class Checker:
                 arg = arg.value
             if not (isinstance(arg, ast.Constant) and isinstance(arg.value, str)):
                 self.expression(arg)
+
+
+def children(node):
+    """What a node consists of, but for operators, which are checked."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, REFUSED_OPERATORS):
+            refuse(node, f"the operator `{type(child).__name__}` is not allowed in a kernel")
+        if not isinstance(child, OPERATORS):
+            yield child
 
 
 def is_module(node):
