@@ -180,8 +180,8 @@ fn sources_that_are_not_plain_kernels_are_refused() {
         assert!(found.as_ref().is_some_and(matches), "{body}: {found:?}");
     }
     for (source, reason) in [
-        (SOURCE.replace("BLOCK:", "WIDTH:"), "plan.py:12: `scan` has the parameters"),
-        (SOURCE.replace("params, a", "a"), "plan.py:12: `scan` has the parameters"),
+        (SOURCE.replace("BLOCK", "WIDTH"), "plan.py:12: `scan` has the parameters"),
+        (SOURCE.replace("total, BLOCK", "total, more, BLOCK"), "plan.py:12: `scan` has the parameters"),
         (format!("# coding: utf-7\n{SOURCE}"), "plan.py:1: the source must be UTF-8"),
         (format!("\u{feff}{SOURCE}"), "plan.py:1: the source must be UTF-8"),
         (format!("{SOURCE}x = {}1\n", "-".repeat(5000)), "plan.py:"),

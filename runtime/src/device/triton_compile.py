@@ -45,7 +45,8 @@ RESERVED = BUILTINS | {"tl", "triton"}
 STATEMENTS = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Return, ast.Pass)
 OPERATORS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
 REFUSED_OPERATORS = (ast.Pow, ast.MatMult, ast.In, ast.NotIn)
-EXPRESSIONS = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List)
+COMPUTING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp)
+EXPRESSIONS = COMPUTING + (ast.Subscript, ast.Slice, ast.Tuple, ast.List)
 
 
 class Refused(Exception):
