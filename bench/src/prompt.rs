@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
-use dkb_kernels::{DKB_CUH, Level, Physical, Plan, text};
+use dkb_kernels::{DKB_CUH, Framework, Level, Physical, Plan, text};
 use dkb_planner::catalog::TableInfo;
 
 /// The blocks, in order; those of levels and frameworks are chosen.
@@ -11,12 +11,14 @@ const BASE: &str = include_str!("../../prompts/base.md");
 const CORE: &str = include_str!("../../prompts/level-core.md");
 const FULL: &str = include_str!("../../prompts/level-full.md");
 const CUDA: &str = include_str!("../../prompts/framework-cuda.md");
+const TRITON: &str = include_str!("../../prompts/framework-triton.md");
 const GPU: &str = include_str!("../../prompts/gpu.md");
 const ENV: &str = include_str!("../../prompts/env.md");
 const DATA: &str = include_str!("../../prompts/data.md");
 
-/// The worked example of the CUDA block.
-pub const EXAMPLE: &str = include_str!("../../prompts/example.plan");
+/// The worked examples of the blocks of frameworks.
+const CUDA_EXAMPLE: &str = include_str!("../../prompts/example.plan");
+const TRITON_EXAMPLE: &str = include_str!("../../prompts/example-triton.plan");
 
 /// What goes into a prompt.
 #[derive(Debug, Clone)]
@@ -25,6 +27,8 @@ pub struct Facts<'a> {
     pub plan: &'a Plan,
     /// What may change.
     pub level: Level,
+    /// What the source is written in.
+    pub framework: Framework,
     /// The tables, with statistics.
     pub tables: &'a [TableInfo],
     /// The GPU's model.
@@ -68,6 +72,15 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
         Some(gb) => format!("{gb:.0} GB/s, measured"),
         None => "up to 4,800 GB/s".to_owned(),
     };
+    let (framework, example) = match facts.framework {
+        Framework::Cuda => (CUDA, CUDA_EXAMPLE),
+        Framework::Triton if facts.level == Level::Core => {
+            bail!(
+                "level `core` keeps kernels of the generated plan, which are CUDA: Triton needs level `full`"
+            )
+        }
+        Framework::Triton => (TRITON, TRITON_EXAMPLE),
+    };
     let scale = facts.scale.to_string();
     let (printed, primitives, prototypes) = (text::print(plan), primitives(), prototypes(&plan.source));
     let tables = tables(plan, facts.tables)?;
@@ -79,7 +92,7 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
         ("bound", &bound),
         ("primitives", &primitives),
         ("prototypes", &prototypes),
-        ("example", EXAMPLE),
+        ("example", example),
         ("gpu", &facts.gpu),
         ("bandwidth", &bandwidth),
         ("versions", &facts.versions),
@@ -90,7 +103,7 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
     let blocks = [
         Some(BASE),
         Some(level),
-        Some(CUDA),
+        Some(framework),
         with("gpu").then_some(GPU),
         Some(ENV),
         with("data").then_some(DATA),
@@ -217,7 +230,7 @@ mod tests {
         ];
         let values: Vec<(&str, &str)> = names.iter().map(|name| (*name, "VALUE")).collect();
         let mut used = String::new();
-        for block in [BASE, CORE, FULL, CUDA, GPU, ENV, DATA] {
+        for block in [BASE, CORE, FULL, CUDA, TRITON, GPU, ENV, DATA] {
             assert!(!fill(block, &values).unwrap().contains("{{"));
             used += block;
         }
@@ -238,9 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_a_plan() {
-        let plan = text::parse(EXAMPLE).unwrap();
-        dkb_kernels::check(&plan).unwrap();
-        assert_eq!(plan.level, Level::Full);
+    fn the_examples_are_plans() {
+        for example in [CUDA_EXAMPLE, TRITON_EXAMPLE] {
+            let plan = text::parse(example).unwrap();
+            dkb_kernels::check(&plan).unwrap();
+            assert_eq!(plan.level, Level::Full);
+        }
     }
 }

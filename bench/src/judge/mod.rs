@@ -175,7 +175,7 @@ impl Judge {
     /// The prompt that asks for a faster plan of a query.
     ///
     /// # Errors
-    /// No such query, a device that cannot be opened, or a framework without a block.
+    /// No such query, a device that cannot be opened, or level `core` in Triton.
     pub fn prompt(
         &self,
         query: &str,
@@ -183,9 +183,6 @@ impl Judge {
         framework: Framework,
         without: &[Block],
     ) -> Result<String> {
-        if framework == Framework::Triton {
-            bail!("--framework triton: plans in Triton are not supported");
-        }
         let (_, opened) = self.start_baseline(&find(query)?, &self.timed_set())?;
         let plan = text::parse(&opened.plan).context("the baseline's plan")?;
         let tables = DataSet::open(&self.config.data)?.catalog();
@@ -198,6 +195,10 @@ impl Judge {
             level: match level {
                 Level::Core => dkb_kernels::Level::Core,
                 Level::Full => dkb_kernels::Level::Full,
+            },
+            framework: match framework {
+                Framework::Cuda => dkb_kernels::Framework::Cuda,
+                Framework::Triton => dkb_kernels::Framework::Triton,
             },
             tables: &tables,
             gpu: opened.model,
