@@ -67,6 +67,8 @@ impl Sandbox {
             let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
             let nvidia = devices.filter(|e| e.file_name().to_string_lossy().starts_with("nvidia"));
             granted.extend(nvidia.map(|e| (e.path(), all & !AccessFs::Execute)));
+            // The driver names its threads there.
+            granted.push(("/proc/self".into(), all & !AccessFs::Execute));
             // Where there is no Triton, compiling a plan in it says so.
             if let Ok(triton) = triton::toolchain() {
                 granted.extend(triton.read.iter().map(|path| (path.clone(), reads)));
