@@ -49,6 +49,9 @@ const FINISH_ROWS: u64 = 10_000;
 /// How far baseline against baseline may be from 1 before a session's times are void.
 const MOST_NOISE: f64 = 0.01;
 
+/// A time that no generated plan needs.
+const LONG: Duration = Duration::from_secs(600);
+
 /// Suppliers of TPC-H data at scale factor 1.
 const SUPPLIERS: f64 = 10_000.0;
 
@@ -161,15 +164,9 @@ impl Judge {
     /// A device that cannot be opened.
     pub fn environment(&self) -> Result<Environment> {
         let (_, opened) = self.start_baseline(&find("q06")?, &self.timed_set())?;
-        let scale = self.scale()?;
+        let scale = scale(&self.config.data)?;
         let commit = option_env!("DKB_COMMIT").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
         Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
-    }
-
-    fn scale(&self) -> Result<f64> {
-        let tables = DataSet::open(&self.config.data)?.catalog();
-        let suppliers = tables.iter().find(|t| t.name == "supplier").map_or(0, |t| t.rows);
-        Ok(suppliers as f64 / SUPPLIERS)
     }
 
     /// The prompt that asks for a faster plan of a query.
@@ -204,7 +201,7 @@ impl Judge {
             gpu: opened.model,
             gb_per_s: opened.gb_per_s,
             versions: opened.versions,
-            scale: self.scale()?,
+            scale: scale(&self.config.data)?,
             hot_share: None,
             without: &without.iter().map(left_out).collect::<Vec<_>>(),
         })
@@ -275,8 +272,7 @@ impl Judge {
     fn start_baseline(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
         let params = query.decls().into_iter().map(|d| (d.name, d.ty, d.default)).collect();
         let program = Program::Baseline { sql: query.sql.clone(), params };
-        let limit = Duration::from_secs(600);
-        Process::start(&self.open(set, program), limit)
+        Process::start(&self.open(set, program), LONG)
             .map_err(|e| anyhow!("{}: the baseline on {}: {}", query.name, set.name, words(&e)))
     }
 
@@ -321,11 +317,13 @@ impl Judge {
         let reference = &self.references[set.data];
         let (mut base, opened) = self.start_baseline(query, set)?;
         let mut answer = |params: &[(String, String)]| {
-            base.run(params, Duration::from_secs(600))
+            base.run(params, LONG)
                 .map_err(|e| anyhow!("{}: the baseline on {}: {}", query.name, set.name, words(&e)))
         };
-        let default = answer(&[])?;
-        let question = reference.plan(&query_sql(query, &[])?).map_err(|e| anyhow!("{}: {e}", query.name))?;
+        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
+        let default = answer(&fixed)?;
+        let question =
+            reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;
         let order = stored_order(&question);
         let limit = limit(self.config.limit, 20.0, default.exec_ms);
         let started = Process::start(&self.open(set, Program::Candidate(candidate.to_owned())), limit * 4);
@@ -364,17 +362,18 @@ impl Judge {
         };
         // The generated plan itself is held against an engine that shares nothing with it.
         self.anchor(set, query, &default.batch, reference, &question, rule)?;
-        if !run(&[], &default)? {
+        if !run(&fixed, &default)? {
             return Ok("an assumption does not hold, and the candidate said so".to_owned());
         }
         for declared in query.params.iter().filter(|p| p.domain.is_some()) {
             let name = &declared.decl.name;
             for draw in 0..DRAWS {
                 let drawn = workload::draw(query, self.config.seed.wrapping_add(draw));
-                let one: Vec<_> =
-                    drawn.into_iter().filter(|(n, v)| n == name && *v != declared.decl.default).collect();
+                let changed = |(n, v): &(String, String)| n == name && *v != declared.decl.default;
+                let Some(value) = drawn.into_iter().find(changed) else { continue };
+                let one: Vec<_> = fixed.iter().filter(|(n, _)| n != name).cloned().chain([value]).collect();
                 // Values that depend on others may not go with their defaults.
-                if one.is_empty() || query_sql(query, &one).is_err() {
+                if query_sql(query, &one).is_err() {
                     continue;
                 }
                 let want = answer(&one)?;
@@ -390,7 +389,7 @@ impl Judge {
             }
         }
         for draw in 0..3 {
-            let drawn = workload::draw(query, self.config.seed.wrapping_add(100 + draw));
+            let drawn = drawn(query, &fixed, self.config.seed.wrapping_add(100 + draw));
             let want = answer(&drawn)?;
             run(&drawn, &want)?;
         }
@@ -441,23 +440,20 @@ impl Judge {
         let set = self.timed_set();
         let (mut first, opened) = self.start_baseline(query, &set)?;
         let (mut second, _) = self.start_baseline(query, &set)?;
+        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
         let mut pairs = Vec::new();
         for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {
-            let params = workload::draw(query, self.config.seed.wrapping_add(pair as u64));
-            let limit = Duration::from_secs(600);
-            let time = |process: &mut Process| {
-                let ran = process.run(&params, limit);
-                ran.map(|ran| ran.exec_ms).map_err(|e| anyhow!("{}: the baseline: {}", query.name, words(&e)))
-            };
-            let times = if pair % 2 == 0 {
-                let a = time(&mut first)?;
-                (a, time(&mut second)?)
-            } else {
-                let b = time(&mut second)?;
-                (time(&mut first)?, b)
+            let params = drawn(query, &fixed, self.config.seed.wrapping_add(pair as u64));
+            let broken = |e: Ended| Stop::Broken(anyhow!("{}: the baseline: {}", query.name, words(&e)));
+            let mut one = || first.run(&params, LONG).map_err(broken);
+            let mut other = || second.run(&params, LONG).map_err(broken);
+            let pair_of = match in_lock_step(&mut one, &mut other) {
+                Ok(pair_of) => pair_of,
+                Err(Stop::Broken(e)) => return Err(e),
+                Err(Stop::Rejected(r)) => bail!("{}: the baseline: {}", query.name, r.reason),
             };
             if pair >= timing::WARMUP_PAIRS {
-                pairs.push(times);
+                pairs.push(pair_of.times);
             }
             if timing::is_settled(&pairs, self.within()) {
                 break;
@@ -485,29 +481,24 @@ impl Judge {
         let rule = Rule::Exact { rows: opened.rows };
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
         let order = stored_order(&question);
+        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut base_ms = 0.0;
         for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {
-            let params = workload::draw(query, seed.wrapping_add(pair as u64));
+            let params = drawn(query, &fixed, seed.wrapping_add(pair as u64));
             let stop = limit(Duration::from_secs(10), SLOW, base_ms);
-            let mut theirs = || {
-                base.run(&params, Duration::from_secs(600))
-                    .map_err(|e| Stop::Broken(anyhow!("{}: the baseline: {}", query.name, words(&e))))
-            };
+            let broken = |e: Ended| Stop::Broken(anyhow!("{}: the baseline: {}", query.name, words(&e)));
+            let mut theirs = || base.run(&params, LONG).map_err(broken);
             let mut ours =
                 || process.run(&params, stop).map_err(|ended| Stop::from(self.rejected(ended, &set)));
-            let (want, got) = if pair % 2 == 0 {
-                let want = theirs()?;
-                (want, ours()?)
-            } else {
-                let got = ours()?;
-                (theirs()?, got)
-            };
-            let same = compare(&got.batch, &want.batch, want.batch.num_columns(), rule, &order, None);
-            same.map_err(|mismatch| wrong(&mismatch, &set, &params))?;
-            base_ms = want.exec_ms;
+            let Pair { times, want, got } = in_lock_step(&mut theirs, &mut ours)?;
+            for got in &got {
+                let same = compare(got, &want, want.num_columns(), rule, &order, None);
+                same.map_err(|mismatch| wrong(&mismatch, &set, &params))?;
+            }
+            base_ms = times.0;
             if pair >= timing::WARMUP_PAIRS {
-                pairs.push((want.exec_ms, got.exec_ms));
+                pairs.push(times);
             }
             let slow = pairs.len() == 5 && timing::timing(&pairs).speedup < 1.0 / SLOW;
             if slow || timing::is_settled(&pairs, self.within()) {
@@ -552,6 +543,29 @@ impl Judge {
     }
 }
 
+/// One pair of times in milliseconds, the baseline's answer, and all of the candidate's.
+struct Pair {
+    times: (f64, f64),
+    want: RecordBatch,
+    got: Vec<RecordBatch>,
+}
+
+/// Runs A B B A. A process to which the GPU has to switch first runs once untimed: switching takes a fraction of a
+/// millisecond, and would otherwise fall on one or the other.
+fn in_lock_step(
+    theirs: &mut dyn FnMut() -> Result<Ran, Stop>,
+    ours: &mut dyn FnMut() -> Result<Ran, Stop>,
+) -> Result<Pair, Stop> {
+    theirs()?;
+    let a = theirs()?;
+    let untimed = ours()?;
+    let (b, c) = (ours()?, ours()?);
+    theirs()?;
+    let d = theirs()?;
+    let times = ((a.exec_ms + d.exec_ms) / 2.0, (b.exec_ms + c.exec_ms) / 2.0);
+    Ok(Pair { times, want: a.batch, got: vec![untimed.batch, b.batch, c.batch] })
+}
+
 /// The verdict on what was measured.
 fn classify(found: &Found, within: f64) -> Result<(Outcome, String), Stop> {
     let Some(t) = &found.timing else {
@@ -575,6 +589,18 @@ fn classify(found: &Found, within: f64) -> Result<(Outcome, String), Stop> {
     } else {
         (Outcome::NotFaster, format!("right, and not fast enough: {figures}"))
     })
+}
+
+/// Parameters that depend on the scale of the data, and drawn ones.
+fn drawn(query: &Query, fixed: &[(String, String)], seed: u64) -> Vec<(String, String)> {
+    fixed.iter().cloned().chain(workload::draw(query, seed)).collect()
+}
+
+/// The scale factor of TPC-H data, by its suppliers.
+fn scale(data: &Path) -> Result<f64> {
+    let tables = DataSet::open(data)?.catalog();
+    let suppliers = tables.iter().find(|t| t.name == "supplier").map_or(0, |t| t.rows);
+    Ok(suppliers as f64 / SUPPLIERS)
 }
 
 fn find(name: &str) -> Result<Query> {

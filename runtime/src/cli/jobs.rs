@@ -12,9 +12,6 @@ use super::args::{Options, ParamArg, Queries};
 use super::protocol::{Decl, Query};
 use crate::tpch::workload;
 
-/// The parameter of Q11 that depends on the scale factor, by TPC-H's clause 2.4.11.
-const FRACTION: (&str, &str) = ("q11", "fraction");
-
 /// The queries that `options` ask for.
 ///
 /// # Errors
@@ -141,10 +138,11 @@ fn check_params(query: &Query) -> Result<(), CliError> {
 
 /// Gives Q11 its fraction for the scale factor, unless the user has given one.
 pub(super) fn scale(queries: &mut [Query], scale_factor: f64) {
-    let (name, param) = FRACTION;
-    for query in queries.iter_mut().filter(|query| query.name == name) {
-        if scale_factor > 0.0 && query.params.iter().all(|(other, _)| other != param) {
-            query.params.push((param.to_owned(), format!("{:.10}", 0.0001 / scale_factor)));
+    for query in queries {
+        for (param, value) in workload::scaled_params(&query.name, scale_factor) {
+            if query.params.iter().all(|(other, _)| *other != param) {
+                query.params.push((param, value));
+            }
         }
     }
 }

@@ -165,6 +165,17 @@ pub fn parse_query(name: &str, text: &str) -> Result<Query, WorkloadError> {
     Ok(Query { name: name.to_owned(), sql, params })
 }
 
+/// Parameters of a query that depend on the scale factor, and their values: the fraction of Q11, by TPC-H's clause
+/// 2.4.11. None where the scale factor is not known (0).
+pub fn scaled_params(query: &str, scale_factor: f64) -> Vec<(String, String)> {
+    match query {
+        "q11" if scale_factor > 0.0 => {
+            vec![("fraction".to_owned(), format!("{:.10}", 0.0001 / scale_factor))]
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// Draws a value for every parameter that has a domain. Equal seeds draw equal values everywhere.
 pub fn draw(query: &Query, seed: u64) -> Vec<(String, String)> {
     let mut random =
