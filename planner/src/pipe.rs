@@ -87,9 +87,9 @@ enum Does {
     Act,
 }
 
-/// Rows are first tested and then collected, warp by warp, where fewer than this share of them passes: the lanes
-/// of a warp that goes on with the few that pass would idle.
-const COLLECTED_SHARE: f64 = 0.25;
+/// Rows are first tested and then collected, warp by warp, where this share of them passes: of more, few lanes of a
+/// warp would idle; of less, most warps have no row to go on with.
+const COLLECTED_SHARE: std::ops::Range<f64> = 1.0 / 32.0..0.25;
 
 /// A kernel under construction.
 #[derive(Debug, Clone)]
@@ -201,7 +201,7 @@ impl Pipe {
 
     /// Says that what follows is costly for a row: if few rows get here, they are collected before it.
     pub(crate) fn collect_rows(&mut self) {
-        let few = self.rows < COLLECTED_SHARE * self.source_rows;
+        let few = COLLECTED_SHARE.contains(&(self.rows / self.source_rows));
         if few && self.tested == 0 && self.body.iter().all(|line| !matches!(line.does, Does::Act)) {
             self.tested = self.body.len();
         }
