@@ -1,7 +1,7 @@
 //! The whole loop: a scripted model behind each protocol, real compilers, workers and times, and the leaderboard
 //! recomputed by hand.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;

@@ -115,7 +115,7 @@ struct Args {
         help_heading = "Devices"
     )]
     fallback: Fallback,
-    /// Plans to run: those that are generated, or DIR/qNN.plan where there is such a file
+    /// Plans that run: generated ones, or DIR/qNN.plan where it exists
     #[arg(long, value_name = "baseline|DIR", default_value = "baseline", help_heading = "Queries")]
     kernels: PathBuf,
     /// Timed runs of each query
