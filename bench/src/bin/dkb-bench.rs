@@ -309,6 +309,7 @@ fn run(command: Command) -> Result<(String, bool)> {
         }
         Command::Synthesize { args, judging } => {
             let mut judge = judging.judge()?;
+            // Prompts are written while plans are judged.
             let composed = judging.judge()?;
             let config = args.config(composed.environment()?)?;
             let prompts = Composer {
