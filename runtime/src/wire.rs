@@ -1,13 +1,31 @@
 //! How a parent and its worker process talk: one JSON object a line; the rows of an answer follow their line as an
 //! Arrow IPC stream of the stated length.
 
+use std::fs::File;
 use std::io::{self, BufRead, Cursor, Read, Write};
+use std::os::fd::FromRawFd;
 
 use arrow::array::RecordBatch;
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// A worker's standard output as a file of its own; descriptor 1 becomes standard error, so that nothing that a library
+/// prints gets between the messages.
+///
+/// # Errors
+/// No descriptor is free.
+pub fn take_stdout() -> io::Result<File> {
+    // SAFETY: dup and dup2 take descriptors only; the new descriptor is owned by the file alone.
+    unsafe {
+        let own = libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3);
+        if own < 0 || libc::dup2(2, 1) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(File::from_raw_fd(own))
+    }
+}
 
 /// Writes one message.
 ///

@@ -10,19 +10,16 @@ mod worker;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use arrow::compute::concat_batches;
 use arrow::record_batch::RecordBatch;
 use dkb_kernels::text;
-use dkb_runtime::cli::check::{Mismatch, OrderInfo, Rule, compare};
-use dkb_runtime::cli::reference::{Question, Reference};
+use dkb_runtime::cli::check::{Mismatch, Rule, compare};
+use dkb_runtime::cli::reference::{Question, Reference, stored_answer};
 use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::{self, Query};
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use sha2::{Digest, Sha256};
 
 pub use worker::{Machine, SUBCOMMAND as WORKER, main as worker_main};
@@ -51,9 +48,6 @@ const MOST_NOISE: f64 = 0.01;
 
 /// A time that no generated plan needs.
 const LONG: Duration = Duration::from_secs(600);
-
-/// Suppliers of TPC-H data at scale factor 1.
-const SUPPLIERS: f64 = 10_000.0;
 
 /// On what a candidate is judged.
 #[derive(Debug, Clone)]
@@ -324,7 +318,7 @@ impl Judge {
         let default = answer(&fixed)?;
         let question =
             reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;
-        let order = stored_order(&question);
+        let order = question.visible_order();
         let limit = limit(self.config.limit, 20.0, default.exec_ms);
         let started = Process::start(&self.open(set, Program::Candidate(candidate.to_owned())), limit * 4);
         let (mut process, candidate_opened) = match started {
@@ -408,8 +402,9 @@ impl Judge {
     ) -> Result<()> {
         let compared = match &self.config.answers {
             Some(dir) if set.timed => {
-                let want = stored(&dir.join(format!("{}.parquet", query.name)))?;
-                let order = stored_order(question);
+                let path = dir.join(format!("{}.parquet", query.name));
+                let (want, _) = stored_answer(&path).map_err(|e| anyhow!(e))?;
+                let order = question.visible_order();
                 compare(batch, &want, want.num_columns(), Rule::Stored, &order, None)
             }
             _ => {
@@ -480,7 +475,7 @@ impl Judge {
         let (mut process, candidate_opened) = started.map_err(|ended| self.rejected(ended, &set))?;
         let rule = Rule::Exact { rows: opened.rows };
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
-        let order = stored_order(&question);
+        let order = question.visible_order();
         let fixed = workload::scaled_params(&query.name, scale(set.data)?);
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut base_ms = 0.0;
@@ -506,6 +501,7 @@ impl Judge {
             }
         }
         let measured = timing::timing(&pairs);
+        (found.timing, found.paper) = (Some(measured.clone()), Some(timing::paper(&pairs)));
         let bytes_a_ms = opened.gb_per_s.map(|gb| gb * 1e6);
         if let Some(bytes_a_ms) = bytes_a_ms
             && measured.candidate_ms * bytes_a_ms < candidate_opened.floor_bytes as f64
@@ -515,10 +511,8 @@ impl Judge {
                 "{:.3} ms is less than the {least:.3} ms that reading its columns takes: held for review",
                 measured.candidate_ms
             );
-            (found.timing, found.paper) = (Some(measured), Some(timing::paper(&pairs)));
             return Err(Rejected::new(Outcome::Held, reason).into());
         }
-        (found.timing, found.paper) = (Some(measured), Some(timing::paper(&pairs)));
         Ok(())
     }
 
@@ -600,7 +594,7 @@ fn drawn(query: &Query, fixed: &[(String, String)], seed: u64) -> Vec<(String, S
 fn scale(data: &Path) -> Result<f64> {
     let tables = DataSet::open(data)?.catalog();
     let suppliers = tables.iter().find(|t| t.name == "supplier").map_or(0, |t| t.rows);
-    Ok(suppliers as f64 / SUPPLIERS)
+    Ok(workload::scale_factor(suppliers))
 }
 
 fn find(name: &str) -> Result<Query> {
@@ -611,11 +605,6 @@ fn find(name: &str) -> Result<Query> {
 fn query_sql(query: &Query, params: &[(String, String)]) -> Result<String> {
     let name = || query.name.clone();
     workload::substitute(&query.sql, &query.decls(), params).with_context(name)
-}
-
-/// Answers of plans hold no hidden sort keys: ties are told by the visible ones.
-fn stored_order(question: &Question) -> OrderInfo {
-    OrderInfo { keys: question.visible_keys.clone(), ..question.order.clone() }
 }
 
 fn set_name(data: &Path) -> String {
@@ -655,14 +644,4 @@ fn words(ended: &Ended) -> String {
         Ended::TimeOut(limit) => format!("no answer within {:.0} s", limit.as_secs_f64()),
         Ended::Died(how) => how.clone(),
     }
-}
-
-/// A stored answer.
-fn stored(path: &Path) -> Result<RecordBatch> {
-    let named = || path.display().to_string();
-    let file = File::open(path).with_context(named)?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).with_context(named)?;
-    let schema = builder.schema().clone();
-    let batches = builder.build().with_context(named)?.collect::<Result<Vec<_>, _>>().with_context(named)?;
-    concat_batches(&schema, &batches).with_context(named)
 }

@@ -3,9 +3,7 @@
 //! Invariant: it holds one plan and one data set, and no reference answer. A candidate's worker is caged before it
 //! reads the candidate.
 
-use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
-use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,7 +14,7 @@ use dkb_runtime::device::{DeviceError, DeviceKind, DeviceSpec};
 use dkb_runtime::exec::Error;
 use dkb_runtime::sandbox::Sandbox;
 use dkb_runtime::session::{Prepared, Session, SessionConfig};
-use dkb_runtime::wire::{encode_batch, read_message, write_message};
+use dkb_runtime::wire::{encode_batch, read_message, take_stdout, write_message};
 use serde::{Deserialize, Serialize};
 
 /// The hidden subcommand that makes the program a worker.
@@ -185,19 +183,6 @@ fn serve(args: &[String]) -> io::Result<()> {
         out.flush()?;
     }
     Ok(())
-}
-
-/// Standard output as a file of its own; descriptor 1 becomes standard error, so that nothing that a library prints
-/// gets between the replies.
-fn take_stdout() -> io::Result<File> {
-    // SAFETY: dup and dup2 take descriptors only; the new descriptor is owned by the file alone.
-    unsafe {
-        let own = libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3);
-        if own < 0 || libc::dup2(2, 1) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(File::from_raw_fd(own))
-    }
 }
 
 fn failed(kind: Kind, message: impl ToString) -> Failed {

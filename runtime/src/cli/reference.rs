@@ -1,5 +1,6 @@
 //! DataFusion over the same files, in process: the reference of checks and the engine of the CPU fallback.
 
+use std::fs::File;
 use std::path::Path;
 
 use arrow::array::RecordBatch;
@@ -14,6 +15,7 @@ use datafusion::logical_expr::{
 use datafusion::prelude::{ParquetReadOptions, SessionConfig};
 use dkb_planner::error_text as message;
 use futures::StreamExt;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::check::OrderInfo;
 
@@ -39,6 +41,13 @@ pub struct Question {
     pub order: OrderInfo,
     /// The keys that are also columns of the answer, up to the first that is not.
     pub visible_keys: Vec<usize>,
+}
+
+impl Question {
+    /// The order as an answer without hidden sort keys shows it: ties are told by the visible ones.
+    pub fn visible_order(&self) -> OrderInfo {
+        OrderInfo { keys: self.visible_keys.clone(), ..self.order.clone() }
+    }
 }
 
 impl Reference {
@@ -123,6 +132,21 @@ impl Reference {
             Ok(())
         })
     }
+}
+
+/// A stored answer and the name of the system that wrote it.
+///
+/// # Errors
+/// Names the file.
+pub fn stored_answer(path: &Path) -> Result<(RecordBatch, String), String> {
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let file = File::open(path).map_err(|e| named(&e))?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| named(&e))?;
+    let writer = builder.metadata().file_metadata().created_by().unwrap_or("unknown writer").to_owned();
+    let schema = builder.schema().clone();
+    let reader = builder.build().map_err(|e| named(&e))?;
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| named(&e))?;
+    Ok((concat_batches(&schema, &batches).map_err(|e| named(&e))?, writer))
 }
 
 /// Takes LIMIT and ORDER BY off the top of a plan and puts them back with the sort keys as extra columns.

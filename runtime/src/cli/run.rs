@@ -1,29 +1,23 @@
 //! One invocation from options to exit code: data, worker, queries, checks, output.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
-use arrow::compute::concat_batches;
 use dkb_planner::{PlanError, PlanOptions};
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::args::{Data, Explain, Fallback, Format, LoadMode, Options, Queries};
-use super::check::{Mismatch, OrderInfo, Rule, compare};
+use super::check::{Mismatch, Rule, compare};
 use super::parent::Parent;
 use super::progress::{self, Progress};
 use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Query, Run};
-use super::reference::{self, Question, Reference};
+use super::reference::{self, Reference, stored_answer};
 use super::report::{self, Checked, Context, Outcome, Ran};
 use super::trace::{self, QuerySpans};
 use super::{CliError, jobs, output};
 use crate::table::DataSet;
 use crate::tpch::workload;
 use crate::trace::now_ms;
-
-/// Suppliers of TPC-H data at scale factor 1.
-const SUPPLIERS: f64 = 10_000.0;
 
 /// Does what `options` say; whether every query ran and every check passed.
 ///
@@ -133,7 +127,7 @@ fn open(options: &Options, data: &Path) -> Open {
 /// The scale factor that the number of suppliers tells, if there is such a table.
 fn scale_of(opened: &Opened) -> Option<f64> {
     let (_, rows) = opened.table_rows.iter().find(|(name, _)| name == "supplier")?;
-    Some(*rows as f64 / SUPPLIERS)
+    Some(workload::scale_factor(*rows))
 }
 
 /// Prints how the queries would run. Planning needs the footers only: no device and no compiler.
@@ -346,27 +340,10 @@ impl Checker<'_> {
         }
         if let Some(dir) = &self.options.answers {
             let (answer, writer) = stored_answer(&answer_path(dir, query))?;
-            let order = stored_order(&question);
+            let order = question.visible_order();
             let compared = compare(batch, &answer, answer.num_columns(), Rule::Stored, &order, None);
             add(format!("stored answers in {} ({writer})", dir.display()), Rule::Stored, compared.err());
         }
         Ok(checks)
     }
-}
-
-/// Stored answers hold no hidden sort keys: ties are told by the visible ones.
-fn stored_order(question: &Question) -> OrderInfo {
-    OrderInfo { keys: question.visible_keys.clone(), ..question.order.clone() }
-}
-
-/// A stored answer and the name of the system that wrote it.
-fn stored_answer(path: &Path) -> Result<(RecordBatch, String), String> {
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let file = File::open(path).map_err(|e| named(&e))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| named(&e))?;
-    let writer = builder.metadata().file_metadata().created_by().unwrap_or("unknown writer").to_owned();
-    let schema = builder.schema().clone();
-    let reader = builder.build().map_err(|e| named(&e))?;
-    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| named(&e))?;
-    Ok((concat_batches(&schema, &batches).map_err(|e| named(&e))?, writer))
 }

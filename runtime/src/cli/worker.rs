@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
-use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use crate::exec::Error;
 use crate::nvtx;
 use crate::session::{Mode, Session, SessionConfig};
 use crate::trace::{Loaded, Timeline, stages};
-use crate::wire::{encode_batch, read_message, write_message};
+use crate::wire::{encode_batch, read_message, take_stdout, write_message};
 
 /// The hidden subcommand that makes the program a worker.
 pub(super) const SUBCOMMAND: &str = "worker";
@@ -121,18 +120,6 @@ fn leave_parents_group() {
     unsafe {
         libc::setpgid(0, 0);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-    }
-}
-
-/// Standard output as a file of its own; descriptor 1 becomes standard error.
-fn take_stdout() -> io::Result<File> {
-    // SAFETY: dup and dup2 take descriptors only; the new descriptor is owned by the file alone.
-    unsafe {
-        let own = libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3);
-        if own < 0 || libc::dup2(2, 1) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(File::from_raw_fd(own))
     }
 }
 

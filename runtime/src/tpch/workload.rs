@@ -165,6 +165,11 @@ pub fn parse_query(name: &str, text: &str) -> Result<Query, WorkloadError> {
     Ok(Query { name: name.to_owned(), sql, params })
 }
 
+/// The scale factor of TPC-H data with so many suppliers, of which there are 10,000 at scale factor 1.
+pub fn scale_factor(suppliers: u64) -> f64 {
+    suppliers as f64 / 10_000.0
+}
+
 /// Parameters of a query that depend on the scale factor, and their values: the fraction of Q11, by TPC-H's clause
 /// 2.4.11. None where the scale factor is not known (0).
 pub fn scaled_params(query: &str, scale_factor: f64) -> Vec<(String, String)> {
