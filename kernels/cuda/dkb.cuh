@@ -35,6 +35,7 @@ enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
 
 #define DKB_FN static inline
 #define DKB_MEMBER inline
+#define DKB_COLD static __noinline__
 #define DKB_ROWS(i, n)                                                                            \
   for (u64 i = u64(u128(n) * dkb_block / dkb_blocks), i##_end = u64(u128(n) * (dkb_block + 1) / dkb_blocks); \
        i < i##_end; ++i)
@@ -80,6 +81,9 @@ template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v))
 
 #define DKB_FN static __device__ __forceinline__
 #define DKB_MEMBER __device__ __forceinline__
+// What runs once a block, page or batch: kept out of line, so that it costs the loops around it no registers and the
+// compiler no time for each of its uses.
+#define DKB_COLD static __device__ __noinline__
 #define DKB_ROWS(i, n)                                                  \
   for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
        i += u64(gridDim.x) * blockDim.x)
@@ -264,15 +268,15 @@ DKB_FN void atomic_max(f64* p, f64 v) {
 }
 
 // Folds one value a thread into one cell; all threads of the block take part.
-template <class T> DKB_FN void block_add(T* cell, T v) {
+template <class T> DKB_COLD void block_add(T* cell, T v) {
   v = block_sum(v);
   if (block_leader() && v != T(0)) atomic_add(cell, v);
 }
-template <class T> DKB_FN void block_min(T* cell, T v) {
+template <class T> DKB_COLD void block_min(T* cell, T v) {
   v = block_min(v);
   if (block_leader()) atomic_min(cell, v);
 }
-template <class T> DKB_FN void block_max(T* cell, T v) {
+template <class T> DKB_COLD void block_max(T* cell, T v) {
   v = block_max(v);
   if (block_leader()) atomic_max(cell, v);
 }

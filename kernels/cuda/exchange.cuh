@@ -44,6 +44,18 @@ template <class T, class F> DKB_FN u64 fold_lanes(u64 a, u64 b, F f) {
   return folded;
 }
 
+// Folds that know no elements take words as they are.
+struct FoldCopy {
+  DKB_MEMBER u64 operator()(u64, u64 b) const { return b; }
+};
+struct FoldOr {
+  DKB_MEMBER u64 operator()(u64 a, u64 b) const { return a | b; }
+};
+
+template <class T> DKB_FN ExchangeWord fold_word(ExchangeWord, ExchangeWord b, FoldCopy) { return b; }
+template <class T> DKB_FN ExchangeWord fold_word(ExchangeWord a, ExchangeWord b, FoldOr) {
+  return {a.low | b.low, a.high | b.high};
+}
 template <class T, class F> DKB_FN ExchangeWord fold_word(ExchangeWord a, ExchangeWord b, F f) {
   if constexpr (sizeof(T) == 16) {
     u128 folded = u128(f(T(u128(a.high) << 64 | a.low), T(u128(b.high) << 64 | b.low)));
@@ -63,8 +75,8 @@ template <class T, class F> DKB_FN void fold_task(const ExchangeTask& task, F f)
   ExchangeWord* into_words = (ExchangeWord*)(into + head);
   const ExchangeWord* from_words = (const ExchangeWord*)(from + head);
   EXCHANGE_ROWS(i, words, task.first) into_words[i] = fold_word<T>(into_words[i], from_words[i], f);
-  EXCHANGE_ROWS(i, head, task.first) into[i] = f(into[i], from[i]);
-  EXCHANGE_ROWS(i, count - tail, task.first) into[tail + i] = f(into[tail + i], from[tail + i]);
+  EXCHANGE_ROWS(i, head, task.first) into[i] = T(f(into[i], from[i]));
+  EXCHANGE_ROWS(i, count - tail, task.first) into[tail + i] = T(f(into[tail + i], from[tail + i]));
 }
 
 DKB_FN u64 fold_bits(f64 v) {
@@ -87,8 +99,8 @@ template <class T> DKB_FN void fold_max(const ExchangeTask& task) {
 
 DKB_FN void fold(const ExchangeTask& task) {
   switch (task.kind) {
-    case FOLD_COPY * 16 + ELEM_U8: return fold_task<u8>(task, [](u8, u8 b) { return b; });
-    case FOLD_OR * 16 + ELEM_U8: return fold_task<u8>(task, [](u8 a, u8 b) { return u8(a | b); });
+    case FOLD_COPY * 16 + ELEM_U8: return fold_task<u8>(task, FoldCopy());
+    case FOLD_OR * 16 + ELEM_U8: return fold_task<u8>(task, FoldOr());
     // Sums wrap, so that signed and unsigned ones are the same.
     case FOLD_SUM * 16 + ELEM_U8:
     case FOLD_SUM * 16 + ELEM_I8: return fold_sum<u8>(task);

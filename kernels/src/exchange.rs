@@ -43,19 +43,7 @@ impl ExchangeTask {
             Reduce::Or => 4,
             Reduce::None | Reduce::Concat | Reduce::Merge => return None,
         };
-        let ty = match elem {
-            Elem::U8 => 0,
-            Elem::U16 => 1,
-            Elem::U32 => 2,
-            Elem::U64 => 3,
-            Elem::I8 => 4,
-            Elem::I16 => 5,
-            Elem::I32 => 6,
-            Elem::I64 => 7,
-            Elem::I128 => 8,
-            Elem::F64 => 9,
-        };
-        let (count, kind) = (bytes / elem.bytes() as u64, operation * 16 + ty);
+        let (count, kind) = (bytes / elem.bytes() as u64, operation * 16 + elem as u32);
         Some(ExchangeTask { into, from, count, kind, first: 0 })
     }
 

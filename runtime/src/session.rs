@@ -170,6 +170,7 @@ impl Session {
             Arc::new(Shared { sources, timeline: options.timeline.clone(), by_host: Mutex::default() });
         let keep = config.chunk_bytes.is_some();
         let store = Store::new(data, devices, chunk_bytes, config.mode, keep, shared.clone())?;
+        store.warm_up()?;
         Ok(Session { store, shared, catalog, options, open_ms: 0.0, busy: Mutex::default() })
     }
 
@@ -251,7 +252,7 @@ impl Session {
         let program = Program::new(plan)?;
         self.fits(&program.plan)?;
         let worker = |(number, device): (usize, &Arc<dyn Device>)| {
-            Ok(Worker::new(number, device.clone(), device.compile(&program.plan)?))
+            Ok(Worker::new(number, device.clone(), &program.plan)?)
         };
         let devices = self.store.devices.iter().enumerate();
         let workers = devices.map(worker).collect::<Result<Vec<Worker>, Error>>()?;

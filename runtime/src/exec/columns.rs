@@ -297,6 +297,21 @@ impl Store {
         })
     }
 
+    /// Has devices and loaders take what they work with from the driver, so that no query waits for that.
+    ///
+    /// # Errors
+    /// Out of memory, or a failed device call.
+    pub(crate) fn warm_up(&self) -> Result<(), DeviceError> {
+        let loaders = self.loaders.iter().flatten().map(Loader::device);
+        for device in self.devices.iter().map(AsRef::as_ref).chain(loaders) {
+            let mut byte = [0];
+            let memory = device.alloc(byte.len())?;
+            device.upload(memory.as_ref(), 0, &byte)?;
+            device.download(memory.as_ref(), 0, &mut byte)?;
+        }
+        Ok(())
+    }
+
     /// Whether columns are loaded per partition while a query runs.
     pub(crate) fn streams(&self) -> bool {
         self.mode != Mode::Resident
@@ -400,10 +415,9 @@ impl Store {
         self.pieces.evict_all() || dropped
     }
 
-    /// Drops what streaming has kept, on devices and host.
+    /// Drops what streaming has kept.
     pub(crate) fn forget(&self) {
         self.pieces.evict_all();
-        self.data.tables.iter().for_each(|table| table.drop_text());
     }
 
     /// About how many bytes these columns take on the fullest device, or the share of its memory that is left

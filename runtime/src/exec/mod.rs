@@ -9,7 +9,7 @@
 //! * `replay`: runs that issue what an earlier one did;
 //! * `marks`: when devices did what, for traces;
 //! * `reduce`: what happens between devices when a phase ends, and `exchange`, by which it happens;
-//! * `result` and `finish`: from buffers to an Arrow batch;
+//! * `result`, `narrow` and `finish`: from buffers to an Arrow batch;
 //! * `traffic`: how many bytes a query must read, and how many its launches were given.
 //!
 //! Invariant: a wrong size costs a rerun, never an answer; a rerun starts from freshly started buffers on
@@ -21,6 +21,7 @@ mod exchange;
 pub(crate) mod feed;
 pub(crate) mod finish;
 mod marks;
+mod narrow;
 pub(crate) mod program;
 pub(crate) mod prune;
 mod reduce;

@@ -1,6 +1,7 @@
 //! From result buffers to an Arrow batch: download, [`finish`](super::finish), conversion.
 //!
-//! What orders the rows is downloaded first, and of all else only the rows that are kept.
+//! What orders the rows is downloaded first, if there are many only of those that [`narrow`] leaves, and of all else
+//! only the rows that are kept.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::Error;
 use super::buffers::{Slab, Use, sanitizing};
 use super::columns::Store;
 use super::finish::{Key, Ranks, range, select};
+use super::narrow;
 use super::schedule::{Copies, Machine, Worker};
 use crate::device::Download;
 use crate::table::workers;
@@ -355,17 +357,19 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
     let ordering = || finish.order_by.iter().map(|key| key.column);
     let wanted = range(total, finish.offset, finish.limit);
     let row_bytes: usize = result.buffers(kept.clone()).into_iter().map(|b| result.width(b)).sum();
-    result.add(ordering(), None)?;
-    if wanted.len() > total / 2 || total * row_bytes <= WHOLE_RESULT_BYTES {
+    let narrowed = narrow::candidates(machine, rows, wanted.end)?;
+    result.add(ordering(), narrowed.as_deref())?;
+    if narrowed.is_none() && (wanted.len() > total / 2 || total * row_bytes <= WHOLE_RESULT_BYTES) {
         result.add(kept.clone(), None)?;
     }
 
     let started = Instant::now();
     if !finish.order_by.is_empty() || wanted != (0..total) {
+        let count = narrowed.as_ref().map_or(total, Vec::len);
         let ranks = |column: usize| {
             let Some(source) = &specs[column].fetch else { return Ok(None) };
-            let texts = Fetched::new(store, source, result.column(column), total)?;
-            Ok(Some(Ranks::new(&(0..total).map(|row| texts.get(row)).collect::<Vec<_>>())))
+            let texts = Fetched::new(store, source, result.column(column), count)?;
+            Ok(Some(Ranks::new(&(0..count).map(|row| texts.get(row)).collect::<Vec<_>>())))
         };
         let ranks = ordering().map(ranks).collect::<Result<Vec<Option<Ranks>>, Error>>()?;
         let keys = finish.order_by.iter().zip(&ranks).map(|(key, ranks)| Key {
@@ -373,8 +377,10 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
             descending: key.descending,
             nulls_first: key.nulls_first,
         });
-        let selected = select(total, &keys.collect::<Vec<_>>(), finish.offset, finish.limit);
+        let selected = select(count, &keys.collect::<Vec<_>>(), finish.offset, finish.limit);
         result.keep(&selected);
+        let of = |at: u32| narrowed.as_ref().map_or(at, |rows| rows[at as usize]);
+        let selected: Vec<u32> = selected.into_iter().map(of).collect();
         result.add(kept.clone(), Some(&selected))?;
     }
     let build = |at: usize| array(store, &specs[at], result.column(at), wanted.len());

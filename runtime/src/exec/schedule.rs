@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
-use dkb_kernels::{On, Over, ParamWord};
+use dkb_kernels::{NARROW, On, Over, ParamWord, Plan};
 
 use super::Error;
 use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities, sanitizing};
@@ -34,6 +34,8 @@ pub(crate) struct Worker {
     pub(crate) number: usize,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) module: Arc<dyn Module>,
+    /// What finds the first rows of an order, if the plan has a limit.
+    pub(super) narrow: Option<Arc<dyn Module>>,
     pub(crate) slabs: Slabs,
     params: Option<Box<dyn Memory>>,
     /// By column of the program; empty until loaded, and where columns are streamed.
@@ -43,17 +45,23 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// The device of that number with the program's compiled source.
-    pub(crate) fn new(number: usize, device: Arc<dyn Device>, module: Arc<dyn Module>) -> Worker {
-        Worker {
+    /// The device of that number with a plan's compiled source.
+    ///
+    /// # Errors
+    /// A source that does not compile, no compiler, or a failed device call.
+    pub(crate) fn new(number: usize, device: Arc<dyn Device>, plan: &Plan) -> Result<Worker, DeviceError> {
+        let module = device.compile(plan)?;
+        let narrow = plan.finish.limit.map(|_| device.compile_builtin(&NARROW)).transpose()?;
+        Ok(Worker {
             number,
             device,
             module,
+            narrow,
             slabs: Slabs::default(),
             params: None,
             columns: Vec::new(),
             dicts: Vec::new(),
-        }
+        })
     }
 
     fn bind(&mut self, program: &Program, values: &[ParamWord]) -> Result<(), Error> {

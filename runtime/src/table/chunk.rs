@@ -1,12 +1,13 @@
 //! One file of a table, and the reading of its column chunks into Arrow arrays.
 //!
-//! A chunk is read with one positioned read, so any number of threads share one file handle.
+//! Pages are read with positioned reads, so any number of threads share one file handle.
 
 use std::fs::File;
+use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use arrow::array::ArrayRef;
 use arrow::datatypes::{DataType, Field, Schema};
@@ -22,10 +23,13 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::disk::{Mapping, read_exact_at};
+use super::workers::lock;
 use super::{Place, TableError};
 
 /// Rows decoded at a time: few enough to stay in the core's cache.
 const BATCH_ROWS: usize = 1 << 16;
+/// Bytes read at a time where it is not known how long a page's header is.
+const HEADER_BYTES: usize = 512;
 
 /// An open Parquet file.
 #[derive(Debug)]
@@ -34,7 +38,7 @@ pub(crate) struct ParquetFile {
     pub(crate) path: PathBuf,
     /// Bytes in it when it was opened.
     pub(crate) bytes: u64,
-    file: File,
+    file: Arc<File>,
     mapping: OnceLock<Option<Mapping>>,
     /// Text is read as strings.
     plain: ArrowReaderMetadata,
@@ -58,7 +62,7 @@ impl ParquetFile {
             Ok(ParquetFile {
                 path: path.to_owned(),
                 bytes,
-                file,
+                file: Arc::new(file),
                 mapping: OnceLock::new(),
                 plain,
                 dictionaries,
@@ -94,7 +98,8 @@ impl ParquetFile {
         self.metadata().row_group(index)
     }
 
-    /// Decodes `rows` (numbered from the start of the row group) of one column, and hands on the arrays.
+    /// Decodes `rows` (numbered from the start of the row group) of one column, and hands on the arrays. Of the pages
+    /// before them only the headers are read.
     pub(crate) fn decode(
         &self,
         part: ChunkPart,
@@ -102,11 +107,12 @@ impl ParquetFile {
         mut sink: impl FnMut(&ArrayRef) -> Result<(), TableError>,
     ) -> Result<(), TableError> {
         let damaged = |what: String| self.damaged(part.row_group, part.leaf, what);
-        guard(damaged, || {
-            let bytes = self.read(self.chunk_range(part.row_group, part.leaf)?)?;
+        let source = self.source(self.chunk_range(part.row_group, part.leaf)?);
+        let failed = source.failed.clone();
+        let decoded = guard(damaged, || {
             let metadata = if dictionaries { &self.dictionaries } else { &self.plain };
             let mask = ProjectionMask::leaves(self.metadata().file_metadata().schema_descr(), [part.leaf]);
-            let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, metadata.clone())
+            let mut reader = ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata.clone())
                 .with_projection(mask)
                 .with_row_groups(vec![part.row_group])
                 .with_batch_size(part.rows.len().clamp(1, BATCH_ROWS));
@@ -122,7 +128,8 @@ impl ParquetFile {
                 sink(batch.column(0))?;
             }
             if left > 0 { Err(miscounted("fewer")) } else { Ok(()) }
-        })
+        });
+        self.or_unread(decoded, &failed)
     }
 
     /// The entries of a chunk's dictionary page; None if the chunk does not start with one.
@@ -132,22 +139,21 @@ impl ParquetFile {
         leaf: usize,
     ) -> Result<Option<DictionaryPage>, TableError> {
         let damaged = |what: String| self.damaged(row_group, leaf, what);
-        guard(damaged, || {
+        let source = Arc::new(self.source(self.chunk_range(row_group, leaf)?));
+        let failed = source.failed.clone();
+        let found = guard(damaged, || {
             let rows = self.row_group(row_group);
-            let chunk = rows.column(leaf);
-            let range = self.chunk_range(row_group, leaf)?;
-            let data = u64::try_from(chunk.data_page_offset()).unwrap_or(0);
-            let end = if range.contains(&data) && data > range.start { data } else { range.end };
-            let bytes = Arc::new(self.read(range.start..end)?);
-            let mut pages = SerializedPageReader::new(bytes, chunk, rows.num_rows().max(0) as usize, None)
-                .map_err(|e| damaged(e.to_string()))?;
+            let mut pages =
+                SerializedPageReader::new(source, rows.column(leaf), rows.num_rows().max(0) as usize, None)
+                    .map_err(|e| damaged(e.to_string()))?;
             match pages.get_next_page().map_err(|e| damaged(e.to_string()))? {
                 Some(Page::DictionaryPage { buf, num_values, .. }) => {
                     Ok(Some(DictionaryPage { bytes: buf, entries: num_values as usize }))
                 }
                 _ => Ok(None),
             }
-        })
+        });
+        self.or_unread(found, &failed)
     }
 
     /// Where a column chunk lies in the file.
@@ -184,10 +190,16 @@ impl ParquetFile {
         self.mapping.get_or_init(|| Mapping::new(&self.file, self.bytes)).as_ref()
     }
 
-    fn read(&self, range: Range<u64>) -> Result<ChunkBytes, TableError> {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.read_at(&mut bytes, range.start)?;
-        Ok(ChunkBytes { start: range.start, bytes: bytes.into(), file_bytes: self.bytes })
+    fn source(&self, range: Range<u64>) -> ChunkSource {
+        ChunkSource { file: self.file.clone(), range, file_bytes: self.bytes, failed: Arc::default() }
+    }
+
+    /// What was made of a chunk, or why it could not be read.
+    fn or_unread<T>(&self, made: Result<T, TableError>, failed: &Failed) -> Result<T, TableError> {
+        match lock(failed).take() {
+            Some(source) if made.is_err() => Err(io(&self.path, source)),
+            _ => made,
+        }
     }
 }
 
@@ -258,40 +270,72 @@ impl ChunkReader for FooterSource<'_> {
     }
 }
 
-/// Part of a file, in memory, under its offsets in the file.
-struct ChunkBytes {
-    start: u64,
-    bytes: Bytes,
+/// A system's error. Readers of Parquet pass it on as text, or not at all.
+type Failed = Arc<Mutex<Option<std::io::Error>>>;
+
+/// A column chunk under its offsets in the file, read as it is asked for.
+#[derive(Clone)]
+struct ChunkSource {
+    file: Arc<File>,
+    range: Range<u64>,
     file_bytes: u64,
+    failed: Failed,
 }
 
-impl ChunkBytes {
-    fn range(&self, start: u64, length: Option<usize>) -> Result<Bytes, ParquetError> {
-        let outside = || ParquetError::EOF(format!("a page at byte {start} lies outside its column chunk"));
-        let from = start.checked_sub(self.start).and_then(|n| usize::try_from(n).ok()).ok_or_else(outside)?;
-        let to = length.map_or(Some(self.bytes.len()), |n| from.checked_add(n)).ok_or_else(outside)?;
-        if from > to || to > self.bytes.len() {
-            return Err(outside());
+impl ChunkSource {
+    fn read_at(&self, bytes: &mut [u8], start: u64) -> std::io::Result<()> {
+        read_exact_at(&self.file, bytes, start).map_err(|error| {
+            let kind = error.kind();
+            *lock(&self.failed) = Some(error);
+            kind.into()
+        })
+    }
+
+    fn check(&self, start: u64, length: usize) -> Result<(), ParquetError> {
+        let end = start.checked_add(length as u64);
+        if start < self.range.start || end.is_none_or(|end| end > self.range.end) {
+            let what = format!("a page at byte {start} lies outside its column chunk");
+            return Err(ParquetError::EOF(what));
         }
-        Ok(self.bytes.slice(from..to))
+        Ok(())
     }
 }
 
-impl Length for ChunkBytes {
+impl Length for ChunkSource {
     fn len(&self) -> u64 {
         self.file_bytes
     }
 }
 
-impl ChunkReader for ChunkBytes {
-    type T = bytes::buf::Reader<Bytes>;
+impl ChunkReader for ChunkSource {
+    type T = BufReader<Rest>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        Ok(self.range(start, None)?.reader())
+        self.check(start, 0)?;
+        Ok(BufReader::with_capacity(HEADER_BYTES, Rest { source: self.clone(), at: start }))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        self.range(start, Some(length))
+        self.check(start, length)?;
+        let mut bytes = vec![0; length];
+        self.read_at(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// What is left of a chunk.
+struct Rest {
+    source: ChunkSource,
+    at: u64,
+}
+
+impl Read for Rest {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let left = usize::try_from(self.source.range.end - self.at).unwrap_or(usize::MAX);
+        let count = bytes.len().min(left);
+        self.source.read_at(&mut bytes[..count], self.at)?;
+        self.at += count as u64;
+        Ok(count)
     }
 }
 

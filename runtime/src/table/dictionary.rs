@@ -13,7 +13,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use super::chunk::dictionary_page_bytes;
 use super::stats::{Bounds, Kind};
 use super::workers::{self, lock};
-use super::{Table, TableError, split};
+use super::{Group, Table, TableError, split};
 
 /// Entries of a dictionary that is offered without being asked for.
 const MAX_ENTRIES: usize = 65_536;
@@ -38,20 +38,31 @@ impl Dictionary {
     /// Sorts distinct texts; None if they exceed 4 GiB.
     fn new<'a>(entries: impl Iterator<Item = &'a str>) -> Option<Dictionary> {
         let mut entries: Vec<&str> = entries.collect();
+        u32::try_from(entries.iter().map(|e| e.len()).sum::<usize>()).ok()?;
         entries.sort_unstable();
-        Dictionary::of_sorted(&entries)
+        Some(Dictionary::of_sorted(&entries))
     }
 
-    /// From distinct texts in order; None if they exceed 4 GiB.
-    fn of_sorted(entries: &[&str]) -> Option<Dictionary> {
+    /// From distinct texts in order, which are no more than 4 GiB.
+    fn of_sorted(entries: &[&str]) -> Dictionary {
         let total = entries.iter().map(|e| e.len()).sum();
-        u32::try_from(total).ok()?;
-        let mut dictionary = Dictionary { offsets: vec![0], bytes: Vec::with_capacity(total) };
+        let mut offsets = Vec::with_capacity(entries.len() + 1);
+        offsets.push(0);
+        let mut bytes = Vec::with_capacity(total);
         for entry in entries {
-            dictionary.bytes.extend_from_slice(entry.as_bytes());
-            dictionary.offsets.push(dictionary.bytes.len() as u32);
+            bytes.extend_from_slice(entry.as_bytes());
+            offsets.push(bytes.len() as u32);
         }
-        Some(dictionary)
+        Dictionary { offsets, bytes }
+    }
+
+    /// From texts of at most 4 GiB in any order.
+    fn of_any(mut entries: Vec<&str>) -> Dictionary {
+        if !entries.is_sorted_by(|a, b| a < b) {
+            entries.sort_unstable();
+            entries.dedup();
+        }
+        Dictionary::of_sorted(&entries)
     }
 
     /// Number of entries.
@@ -201,8 +212,8 @@ impl Table {
     pub fn dictionary(&self, column: &str) -> Result<Arc<Dictionary>, TableError> {
         let index = self.index(column)?;
         let leaf = self.text_leaf(index)?;
-        let mut cached = lock(&self.columns[index].dictionary);
-        if let Some(dictionary) = &*cached {
+        let cached = &self.columns[index].dictionary;
+        if let Some(dictionary) = &*lock(cached) {
             return Ok(Arc::clone(dictionary));
         }
         let too_much = |bytes: u64| TableError::TooMuchText {
@@ -211,26 +222,42 @@ impl Table {
             bytes,
         };
         let parts = workers::map((0..self.groups.len()).collect(), |group| {
-            let mut found = Entries::new();
-            self.file(group).decode(self.whole(group, leaf), true, |array| {
-                add(&mut found, texts(array).iter().flatten());
+            let Group { file, row_group, .. } = self.groups[group];
+            let file = &self.files[file];
+            if dictionary_only(file.row_group(row_group).column(leaf)) {
+                let page = file.dictionary_page(row_group, leaf)?;
+                if let Some(entries) = page.as_ref().and_then(|page| page.entries()) {
+                    return Ok(Dictionary::of_any(entries));
+                }
+            }
+            let mut batches = Vec::new();
+            let mut last: Option<StringArray> = None;
+            file.decode(self.whole(group, leaf), true, |array| {
+                let texts = texts(array);
+                // Batches of a chunk may share its dictionary.
+                if last.as_ref().is_none_or(|last| !last.values().ptr_eq(texts.values())) {
+                    batches.push(Dictionary::of_any(texts.iter().flatten().collect()));
+                    last = Some(texts.clone());
+                }
                 Ok(())
             })?;
-            let bytes = || found.iter().map(|e| e.len() as u64).sum();
-            Dictionary::new(found.iter().map(|e| &**e)).ok_or_else(|| too_much(bytes()))
+            merged(batches).map_err(too_much)
         })?;
-        let all = merged(&parts);
-        let bytes = all.iter().map(|e| e.len() as u64).sum();
-        let dictionary = Dictionary::of_sorted(&all).ok_or_else(|| too_much(bytes))?;
-        let dictionary = Arc::new(dictionary);
-        *cached = Some(Arc::clone(&dictionary));
-        Ok(dictionary)
+        let dictionary = merged(parts).map_err(too_much)?;
+        // Another thread may have been faster with the same one.
+        Ok(Arc::clone(lock(cached).get_or_insert_with(|| Arc::new(dictionary))))
     }
 }
 
-/// The distinct entries of all parts, in order.
-fn merged(parts: &[Dictionary]) -> Vec<&str> {
-    let Some(longest) = parts.iter().max_by_key(|part| part.len()) else { return Vec::new() };
+/// The distinct entries of all parts.
+///
+/// # Errors
+/// Their bytes, if those are more than 4 GiB.
+fn merged(mut parts: Vec<Dictionary>) -> Result<Dictionary, u64> {
+    if parts.len() < 2 {
+        return Ok(parts.pop().unwrap_or_else(|| Dictionary::of_sorted(&[])));
+    }
+    let Some(longest) = parts.iter().max_by_key(|part| part.len()) else { return Ok(Dictionary::default()) };
     // Each core merges what lies between two entries of the longest part.
     let ranges = split(longest.len() as u64, PART_ENTRIES, 1);
     let borders = ranges.iter().map(|range| (range.start > 0).then(|| longest.get(range.start as usize)));
@@ -238,7 +265,7 @@ fn merged(parts: &[Dictionary]) -> Vec<&str> {
     let between = |at: usize| {
         let (low, high) = (borders[at], borders[at + 1]);
         let mut found: Vec<&str> = Vec::new();
-        for part in parts {
+        for part in &parts {
             let start = low.map_or(0, |low| part.partition_point(|entry| entry < low));
             let end = high.map_or(part.len(), |high| part.partition_point(|entry| entry < high));
             found.extend((start..end).map(|code| part.get(code)));
@@ -248,8 +275,19 @@ fn merged(parts: &[Dictionary]) -> Vec<&str> {
         found.dedup();
         Ok::<_, Infallible>(found)
     };
-    let Ok(merged) = workers::map((0..ranges.len()).collect(), between);
-    merged.concat()
+    let Ok(found) = workers::map((0..ranges.len()).collect(), between);
+    let bytes = found.iter().flatten().map(|entry| entry.len() as u64).sum();
+    if u32::try_from(bytes).is_err() {
+        return Err(bytes);
+    }
+    let Ok(found) = workers::map(found, |entries| Ok::<_, Infallible>(Dictionary::of_sorted(&entries)));
+    let mut all = Dictionary { offsets: vec![0], bytes: Vec::with_capacity(bytes as usize) };
+    for part in found {
+        let before = all.bytes.len() as u32;
+        all.offsets.extend(part.offsets[1..].iter().map(|end| before + end));
+        all.bytes.extend(part.bytes);
+    }
+    Ok(all)
 }
 
 /// The texts that an array refers to: a dictionary's values, or all of a string array.

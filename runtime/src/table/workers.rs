@@ -1,8 +1,10 @@
-//! A work list spread over the machine's cores.
+//! A work list spread over the machine's cores, on threads that stay.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
+
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Threads used for reading and writing files.
 pub(crate) fn cores() -> usize {
@@ -11,38 +13,28 @@ pub(crate) fn cores() -> usize {
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// Runs `work` on every item and returns the error of the first item, in their order, that has one. Items are
-/// started in order, and none after an error, so which error that is does not depend on timing.
+/// Runs `work` on every item and returns the error of the first item, in their order, that has one. No item behind
+/// one that is known to have failed is started, so which error that is does not depend on timing. A thread that waits
+/// here takes other items up: callers hold no lock that `work` takes.
 pub(crate) fn for_each<T, E>(items: Vec<T>, work: impl Fn(T) -> Result<(), E> + Sync) -> Result<(), E>
 where
     T: Send,
     E: Send,
 {
-    let threads = cores().min(items.len());
-    if threads <= 1 {
+    if cores().min(items.len()) <= 1 {
         return items.into_iter().try_for_each(work);
     }
-    let queue = Mutex::new(items.into_iter().enumerate());
-    let failed = AtomicBool::new(false);
-    let first_error: Mutex<Option<(usize, E)>> = Mutex::new(None);
-    let next = || if failed.load(Ordering::Relaxed) { None } else { lock(&queue).next() };
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((at, item)) = next() {
-                    if let Err(error) = work(item) {
-                        failed.store(true, Ordering::Relaxed);
-                        let mut first = lock(&first_error);
-                        if first.as_ref().is_none_or(|(before, _)| at < *before) {
-                            *first = Some((at, error));
-                        }
-                    }
-                }
-            });
+    let failed = AtomicUsize::new(usize::MAX);
+    let error_of = |(at, item): (usize, T)| {
+        if at > failed.load(Ordering::Relaxed) {
+            return None;
         }
-    });
-    let first_error = lock(&first_error).take();
-    first_error.map_or(Ok(()), |(_, error)| Err(error))
+        let error = work(item).err()?;
+        failed.fetch_min(at, Ordering::Relaxed);
+        Some((at, error))
+    };
+    let errors = items.into_par_iter().with_max_len(1).enumerate().filter_map(error_of);
+    errors.min_by_key(|(at, _)| *at).map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Like [`for_each`], and returns the results in the order of the items.
