@@ -10,7 +10,7 @@ use dkb_planner::{PlanOptions, plan};
 use dkb_runtime::device::nvrtc;
 use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::queries;
-use dkb_tests::{root, tpch_data};
+use dkb_tests::{tpch_data, written_plans};
 
 fn has_nvrtc() -> bool {
     let Err(error) = nvrtc::version() else { return true };
@@ -34,15 +34,7 @@ fn specialised_plans_and_the_example_compile_to_cubins() {
     if !has_nvrtc() {
         return;
     }
-    let plans = |dir: &str| {
-        let files = std::fs::read_dir(root().join(dir)).unwrap_or_else(|e| panic!("{dir}: {e}"));
-        files.map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "plan"))
-    };
-    let folders = ["kernels/specialized", "kernels/specialized/candidates", "prompts"];
-    for path in folders.into_iter().flat_map(plans) {
-        let text = std::fs::read_to_string(&path).expect("the plan is readable");
-        let plan = dkb_kernels::text::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        dkb_kernels::check(&plan).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    for (path, plan) in written_plans() {
         if plan.framework == dkb_kernels::Framework::Cuda {
             let source = cuda_translation_unit(&plan).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             nvrtc::compile_cubin(&source, "sm_90").unwrap_or_else(|e| panic!("{}: {e}", path.display()));

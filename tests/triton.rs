@@ -4,10 +4,11 @@
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
-use dkb_kernels::{Plan, text};
+use dkb_kernels::{Framework, Plan, text};
 use dkb_runtime::device::host::HostDevice;
 use dkb_runtime::device::triton::{self, Compiled};
 use dkb_runtime::device::{Device, DeviceError};
+use dkb_tests::written_plans;
 
 /// A filtered sum; `BODY` in the source is replaced.
 const PLAN: &str = r#"/*--- kernel plan 1
@@ -231,10 +232,19 @@ fn plans_compile_to_cubins() {
     }
     let variants: Vec<Vec<usize>> = cubins(&plan(SOURCE)).into_iter().map(|k| k.divisible).collect();
     assert_eq!(variants, [vec![], vec![2]]);
-    let example = include_str!("../prompts/example-triton.plan");
-    let example = text::parse(example).expect("the example is a plan");
-    dkb_kernels::check(&example).expect("the example is a right one");
-    assert_eq!(cubins(&example).len(), 3);
+}
+
+#[test]
+fn written_plans_compile_to_cubins() {
+    if !has_triton() {
+        return;
+    }
+    for (path, plan) in written_plans() {
+        if plan.framework == Framework::Triton {
+            println!("{}", path.display());
+            cubins(&plan);
+        }
+    }
 }
 
 #[test]

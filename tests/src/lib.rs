@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use dkb_kernels::Plan;
 use dkb_runtime::device::{DeviceKind, DeviceSpec};
 use dkb_runtime::session::{Session, SessionConfig};
 use dkb_runtime::tpch::generate::{GenerateOptions, generate_with};
@@ -23,6 +24,22 @@ pub const SCALE: f64 = 0.01;
 /// The repository's root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace")
+}
+
+/// The plans that are written by hand and the prompts' examples, each with its file; all pass the checker.
+pub fn written_plans() -> Vec<(PathBuf, Plan)> {
+    let files = |dir: &str| {
+        let files = std::fs::read_dir(root().join(dir)).unwrap_or_else(|e| panic!("{dir}: {e}"));
+        files.map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "plan"))
+    };
+    let folders = ["kernels/specialized", "kernels/specialized/candidates", "prompts"];
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("the plan is readable");
+        let plan = dkb_kernels::text::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        dkb_kernels::check(&plan).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        (path, plan)
+    };
+    folders.into_iter().flat_map(files).map(read).collect()
 }
 
 /// `target/release` or `target/debug`, whichever the running test was built into.
