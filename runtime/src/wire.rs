@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::io::{self, BufRead, Cursor, Read, Write};
 use std::os::fd::FromRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use arrow::array::RecordBatch;
 use arrow::ipc::reader::StreamReader;
@@ -71,6 +73,27 @@ pub fn read_batch(input: &mut impl Read, bytes: usize) -> io::Result<RecordBatch
     match reader.next() {
         Some(batch) => batch.map_err(broken),
         None => Ok(RecordBatch::new_empty(reader.schema())),
+    }
+}
+
+/// How a worker process ended, as the end of a sentence that begins with it.
+pub fn how_it_ended(status: ExitStatus) -> String {
+    const NAMES: [(i32, &str); 6] = [
+        (libc::SIGABRT, "aborted"),
+        (libc::SIGBUS, "bus error"),
+        (libc::SIGFPE, "arithmetic error"),
+        (libc::SIGILL, "illegal instruction"),
+        (libc::SIGKILL, "killed, perhaps for want of memory"),
+        (libc::SIGSEGV, "segmentation fault"),
+    ];
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => {
+            let name = NAMES.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
+            let name = if name.is_empty() { String::new() } else { format!(": {name}") };
+            format!("was ended by signal {signal}{name}")
+        }
+        (None, Some(code)) => format!("ended with exit code {code}"),
+        (None, None) => "ended".to_owned(),
     }
 }
 

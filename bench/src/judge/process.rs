@@ -2,16 +2,17 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use arrow::record_batch::RecordBatch;
 use dkb_runtime::device::nvrtc;
-use dkb_runtime::wire::{read_batch, read_message, write_message};
+use dkb_runtime::wire::{how_it_ended, read_batch, read_message, write_message};
 use tempfile::TempDir;
 
+use super::Params;
 use super::worker::{Failed, Kind, Open, Opened, Program, Reply, Request, SUBCOMMAND};
 
 /// The file in its scratch folder to which a worker complains.
@@ -111,7 +112,7 @@ impl Process {
     ///
     /// # Errors
     /// See [`Ended`].
-    pub(super) fn run(&mut self, params: &[(String, String)], limit: Duration) -> Result<Ran, Ended> {
+    pub(super) fn run(&mut self, params: &Params, limit: Duration) -> Result<Ran, Ended> {
         match self.ask(&Request::Run(params.to_vec()), limit)? {
             (Reply::Ran { exec_ms, finish_rows, .. }, Some(batch)) => Ok(Ran { exec_ms, finish_rows, batch }),
             _ => Err(out_of_step()),
@@ -136,13 +137,7 @@ impl Process {
 
     fn died(&mut self) -> Ended {
         self.kill();
-        let how = match self.child.wait() {
-            Ok(status) => match (status.signal(), status.code()) {
-                (Some(signal), _) => format!("was ended by signal {signal}"),
-                (None, code) => format!("ended with exit code {}", code.unwrap_or(-1)),
-            },
-            Err(e) => format!("is gone ({e})"),
-        };
+        let how = self.child.wait().map_or_else(|e| format!("is gone ({e})"), how_it_ended);
         let log = std::fs::read_to_string(self.scratch.path().join(LOG)).unwrap_or_default();
         let last = log.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
         Ended::Died(format!("the worker process {how}{last}"))

@@ -3,15 +3,15 @@
 //! Invariant: at most one worker lives; a dead one costs only the query it was running.
 
 use std::io::BufReader;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use arrow::array::RecordBatch;
 
 use super::args::Target;
 use super::protocol::{Failed, FailedKind, Measured, Open, Opened, Reply, Request, Run};
 use super::{signals, worker};
-use crate::wire::{read_batch, read_message, write_message};
+use crate::wire::{how_it_ended, read_batch, read_message, write_message};
 
 /// A worker process that is started when needed and again after it died.
 pub(super) struct Parent {
@@ -198,25 +198,5 @@ impl Drop for Worker {
         signals::set_worker_group(0);
         // It has been killed: what is left is to take its exit status, whatever it is.
         let _ = self.child.wait();
-    }
-}
-
-fn how_it_ended(status: ExitStatus) -> String {
-    const NAMES: [(i32, &str); 6] = [
-        (libc::SIGABRT, "aborted"),
-        (libc::SIGBUS, "bus error"),
-        (libc::SIGFPE, "arithmetic error"),
-        (libc::SIGILL, "illegal instruction"),
-        (libc::SIGKILL, "killed, perhaps for want of memory"),
-        (libc::SIGSEGV, "segmentation fault"),
-    ];
-    match (status.signal(), status.code()) {
-        (Some(signal), _) => {
-            let name = NAMES.iter().find(|(number, _)| *number == signal).map_or("", |(_, name)| name);
-            let name = if name.is_empty() { String::new() } else { format!(": {name}") };
-            format!("was ended by signal {signal}{name}")
-        }
-        (None, Some(code)) => format!("ended with exit code {code}"),
-        (None, None) => "ended".to_owned(),
     }
 }

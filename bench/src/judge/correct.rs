@@ -1,0 +1,241 @@
+//! Whether a candidate answers rightly: the data sets, and what it is asked on each.
+//!
+//! Invariant: the baseline's answers, with which the candidate's are compared, are themselves held against an engine
+//! that shares nothing with them.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use arrow::record_batch::RecordBatch;
+use dkb_runtime::cli::check::{Mismatch, OrderInfo, Rule, compare};
+use dkb_runtime::cli::reference::{Question, stored_answer};
+use dkb_runtime::tpch::workload::{self, Query};
+
+use super::process::{Ended, Process, Ran};
+use super::worker::{Kind, Program};
+use super::{Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, scale};
+use crate::verdict::Outcome;
+
+/// Values that are tried for a parameter until the answer changes.
+const DRAWS: u64 = 20;
+
+/// Bytes that a candidate's buffers may take beside twice the baseline's.
+const MORE_BUFFER_BYTES: u64 = 1 << 30;
+
+/// Rows that any plan may leave to the host's ordering.
+const FINISH_ROWS: u64 = 10_000;
+
+/// A data set, and what is allowed on it.
+pub(super) struct Set<'a> {
+    pub(super) name: String,
+    pub(super) data: &'a Path,
+    pub(super) devices: Vec<usize>,
+    pub(super) chunk_bytes: Option<u64>,
+    hostile: bool,
+    timed: bool,
+}
+
+/// Baseline and candidate on one data set.
+struct Trial<'a> {
+    query: &'a Query,
+    set: &'a Set<'a>,
+    base: Process,
+    candidate: Process,
+    rule: Rule,
+    order: OrderInfo,
+    /// The most time that one run of the candidate may take.
+    limit: Duration,
+    /// Runs of the candidate that were right.
+    runs: usize,
+}
+
+/// An answer of the candidate, or its word that the data violates what it assumes.
+#[derive(PartialEq)]
+enum Answered {
+    Right,
+    Declined,
+}
+
+impl Judge {
+    /// The set on which candidates are timed.
+    pub(super) fn timed_set(&self) -> Set<'_> {
+        Set {
+            name: set_name(&self.config.data),
+            data: &self.config.data,
+            devices: self.config.machine.devices.clone(),
+            chunk_bytes: None,
+            hostile: false,
+            timed: true,
+        }
+    }
+
+    /// All sets, the timed one last: a wrong plan should show on small data.
+    pub(super) fn sets(&self) -> Vec<Set<'_>> {
+        let devices = &self.config.machine.devices;
+        let mut sets = Vec::new();
+        for data in &self.config.held_out {
+            let (name, devices) = (set_name(data), devices.clone());
+            sets.push(Set { name, data, devices, chunk_bytes: None, hostile: false, timed: false });
+        }
+        for data in &self.config.hostile {
+            let name = format!("{} on two devices", set_name(data));
+            let devices = if devices.len() > 1 { devices.clone() } else { vec![devices[0], devices[0]] };
+            sets.push(Set { name, data, devices, chunk_bytes: Some(1 << 20), hostile: true, timed: false });
+        }
+        sets.push(self.timed_set());
+        sets
+    }
+
+    /// Whether the candidate answers rightly on a data set: with the default parameters, with each parameter changed
+    /// alone until the answer changes, and with drawn ones.
+    pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
+        let reference = &self.references[set.data];
+        let (mut base, opened) = self.start_baseline(query, set)?;
+        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
+        let default = base.run(&fixed, LONG).map_err(|ended| baseline_broke(query, set, &ended))?;
+        let question =
+            reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;
+        let limit = limit(self.config.limit, 20.0, default.exec_ms);
+        let started = Process::start(&self.open(set, Program::Candidate(candidate.to_owned())), limit * 4);
+        let (candidate, candidate_opened) = match started {
+            Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Fit => {
+                return Ok(format!("skipped: {}", failed.message));
+            }
+            other => other.map_err(|ended| rejected(ended, set))?,
+        };
+        let most = 2 * opened.buffer_bytes + MORE_BUFFER_BYTES;
+        if candidate_opened.buffer_bytes > most {
+            let reason =
+                format!("buffers take {} bytes, at most {most} are allowed", candidate_opened.buffer_bytes);
+            return Err(Rejected::new(Outcome::Refused, reason).into());
+        }
+        let (rule, order) = (Rule::Exact { rows: opened.rows }, question.visible_order());
+        self.anchor(set, query, &default.batch, &question, rule)?;
+        let mut trial = Trial { query, set, base, candidate, rule, order, limit, runs: 0 };
+        if self.ask_all(&mut trial, &fixed, &default)? == Answered::Declined {
+            return Ok("an assumption does not hold, and the candidate said so".to_owned());
+        }
+        Ok(format!("right in {} runs", trial.runs))
+    }
+
+    /// Asks the candidate with all parameters of a trial; `default` is the baseline's answer with `fixed` ones.
+    fn ask_all(&self, trial: &mut Trial<'_>, fixed: &Params, default: &Ran) -> Result<Answered, Stop> {
+        let query = trial.query;
+        if trial.ask(fixed, default)? == Answered::Declined {
+            return Ok(Answered::Declined);
+        }
+        for declared in query.params.iter().filter(|p| p.domain.is_some()) {
+            let name = &declared.decl.name;
+            for draw in 0..DRAWS {
+                let drawn = workload::draw(query, self.config.seed.wrapping_add(draw));
+                let changed = |(n, v): &(String, String)| n == name && *v != declared.decl.default;
+                let Some(value) = drawn.into_iter().find(changed) else { continue };
+                let one: Vec<_> = fixed.iter().filter(|(n, _)| n != name).cloned().chain([value]).collect();
+                // Values that depend on others may not go with their defaults.
+                if query_sql(query, &one).is_err() {
+                    continue;
+                }
+                let want = trial.answer(&one)?;
+                if trial.compare(&want.batch, &default.batch).is_err() {
+                    if trial.ask(&one, &want)? == Answered::Declined {
+                        return Ok(Answered::Declined);
+                    }
+                    break;
+                }
+            }
+        }
+        for draw in 0..3 {
+            let drawn = drawn(query, fixed, self.config.seed.wrapping_add(100 + draw));
+            let want = trial.answer(&drawn)?;
+            trial.ask(&drawn, &want)?;
+        }
+        Ok(Answered::Right)
+    }
+
+    /// Compares the baseline's answer with stored ones, or with DataFusion's.
+    fn anchor(
+        &self,
+        set: &Set<'_>,
+        query: &Query,
+        batch: &RecordBatch,
+        question: &Question,
+        rule: Rule,
+    ) -> Result<()> {
+        let reference = &self.references[set.data];
+        let compared = match &self.config.answers {
+            Some(dir) if set.timed => {
+                let path = dir.join(format!("{}.parquet", query.name));
+                let (want, _) = stored_answer(&path).map_err(|e| anyhow!(e))?;
+                let order = question.visible_order();
+                compare(batch, &want, want.num_columns(), Rule::Stored, &order, None)
+            }
+            _ => {
+                let want =
+                    reference.answer(question).map_err(|e| anyhow!("{}: DataFusion: {e}", query.name))?;
+                let unlimited = |each: &mut dyn FnMut(&RecordBatch)| reference.unlimited(question, each);
+                compare(batch, &want, question.visible, rule, &question.order, Some(&unlimited))
+            }
+        };
+        match compared {
+            Ok(_) => Ok(()),
+            Err(mismatch) => {
+                bail!(
+                    "{}: the generated plan is wrong on {}: {mismatch}; please report it",
+                    query.name,
+                    set.name
+                )
+            }
+        }
+    }
+}
+
+impl Trial<'_> {
+    /// The baseline's answer.
+    fn answer(&mut self, params: &Params) -> Result<Ran> {
+        self.base.run(params, LONG).map_err(|ended| baseline_broke(self.query, self.set, &ended))
+    }
+
+    fn compare(&self, got: &RecordBatch, want: &RecordBatch) -> Result<(), Mismatch> {
+        compare(got, want, want.num_columns(), self.rule, &self.order, None).map(|_| ())
+    }
+
+    /// Runs the candidate, whose answer must be the baseline's.
+    fn ask(&mut self, params: &Params, want: &Ran) -> Result<Answered, Stop> {
+        let set = self.set;
+        let got = match self.candidate.run(params, self.limit) {
+            Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Assumption => {
+                return Ok(Answered::Declined);
+            }
+            other => other.map_err(|ended| rejected(ended, set))?,
+        };
+        self.compare(&got.batch, &want.batch).map_err(|mismatch| wrong(&mismatch, set, params))?;
+        let most = FINISH_ROWS.max(2 * got.batch.num_rows() as u64).max(want.finish_rows);
+        if got.finish_rows > most {
+            let rows = got.finish_rows;
+            let reason =
+                format!("`finish` gets {rows} rows, at most {most} are allowed: order on the device");
+            return Err(Rejected::new(Outcome::Refused, reason).into());
+        }
+        self.runs += 1;
+        Ok(Answered::Right)
+    }
+}
+
+fn set_name(data: &Path) -> String {
+    data.file_name().unwrap_or(data.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// An answer that differs from the baseline's.
+pub(super) fn wrong(mismatch: &Mismatch, set: &Set<'_>, params: &Params) -> Rejected {
+    let given: Vec<String> = params.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    let given = if given.is_empty() { "default parameters".to_owned() } else { given.join(", ") };
+    let mut more = String::new();
+    for cell in &mismatch.cells {
+        // Infallible: writing to a String.
+        let _ = writeln!(more, "row {}, {}: got {}, want {}", cell.row, cell.column, cell.got, cell.want);
+    }
+    let reason = format!("wrong on {} with {given}: {}", set.name, mismatch.message);
+    Rejected { outcome: Outcome::Wrong, reason, more }
+}

@@ -1,0 +1,184 @@
+//! Timing: two workers on one machine run in lock-step, until the interval of their ratio is narrow enough.
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, bail};
+use arrow::record_batch::RecordBatch;
+use dkb_runtime::cli::check::{Rule, compare};
+use dkb_runtime::tpch::workload::{self, Query};
+
+use super::correct::{Set, wrong};
+use super::process::{Process, Ran};
+use super::worker::{Opened, Program};
+use super::{
+    Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, scale,
+    timing,
+};
+use crate::verdict::{LEAST_SPEEDUP, Outcome};
+
+/// Beyond this ratio a candidate is slow, and measured no further.
+const SLOW: f64 = 3.0;
+
+/// How far baseline against baseline may be from 1 before a session's times are void.
+const MOST_NOISE: f64 = 0.01;
+
+/// The least time that a timed run may take before it is stopped.
+const LEAST_LIMIT: Duration = Duration::from_secs(10);
+
+/// The most time that preparing and loading a candidate may take that has been run before.
+const START_LIMIT: Duration = Duration::from_secs(240);
+
+/// One pair of times in milliseconds, the baseline's answer, and all of the other's.
+struct Pair {
+    times: (f64, f64),
+    want: RecordBatch,
+    got: Vec<RecordBatch>,
+}
+
+impl Judge {
+    /// Times baseline against baseline once, and refuses to time anything on a machine where they differ. Host devices
+    /// share their cores with everything else: their times are shown and decide nothing.
+    pub(super) fn is_quiet(&mut self, query: &Query) -> Result<()> {
+        if self.noise.is_some() || !self.config.machine.gpu {
+            return Ok(());
+        }
+        let set = self.timed_set();
+        let mut base = self.start_baseline(query, &set)?;
+        let (mut second, _) = self.start_baseline(query, &set)?;
+        let mut other = |params: &Params, _| {
+            second.run(params, LONG).map_err(|ended| baseline_broke(query, &set, &ended).into())
+        };
+        let pairs = match self.pairs(query, &set, &mut base, &mut other, self.config.seed) {
+            Ok(pairs) => pairs,
+            Err(Stop::Broken(e)) => return Err(e),
+            Err(Stop::Rejected(r)) => bail!("{}: the baseline: {}", query.name, r.reason),
+        };
+        let ratio = timing::timing(&pairs).speedup;
+        if (ratio - 1.0).abs() > MOST_NOISE {
+            bail!(
+                "{}: the baseline is {ratio:.4} times as fast as itself on {}: this session's times are void",
+                query.name,
+                base.1.model
+            );
+        }
+        self.noise = Some(ratio);
+        Ok(())
+    }
+
+    /// Times baseline and candidate.
+    pub(super) fn measure(
+        &self,
+        query: &Query,
+        candidate: &str,
+        seed: u64,
+        found: &mut Found,
+    ) -> Result<(), Stop> {
+        let set = self.timed_set();
+        let mut base = self.start_baseline(query, &set)?;
+        let open = self.open(&set, Program::Candidate(candidate.to_owned()));
+        let (mut process, candidate_opened) =
+            Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set))?;
+        let mut other = |params: &Params, limit| {
+            process.run(params, limit).map_err(|ended| Stop::from(rejected(ended, &set)))
+        };
+        let pairs = self.pairs(query, &set, &mut base, &mut other, seed)?;
+        let measured = timing::timing(&pairs);
+        (found.timing, found.paper) = (Some(measured.clone()), Some(timing::paper(&pairs)));
+        let bytes_a_ms = base.1.gb_per_s.map(|gb| gb * 1e6);
+        if let Some(bytes_a_ms) = bytes_a_ms
+            && measured.candidate_ms * bytes_a_ms < candidate_opened.floor_bytes as f64
+        {
+            let least = candidate_opened.floor_bytes as f64 / bytes_a_ms;
+            let reason = format!(
+                "{:.3} ms is less than the {least:.3} ms that reading its columns takes: held for review",
+                measured.candidate_ms
+            );
+            return Err(Rejected::new(Outcome::Held, reason).into());
+        }
+        Ok(())
+    }
+
+    /// The times of pairs that count, with the same fresh parameters for both of a pair, until their interval closes,
+    /// there are too many, or the other is far slower. Every output is compared.
+    fn pairs(
+        &self,
+        query: &Query,
+        set: &Set<'_>,
+        (base, opened): &mut (Process, Opened),
+        other: &mut dyn FnMut(&Params, Duration) -> Result<Ran, Stop>,
+        seed: u64,
+    ) -> Result<Vec<(f64, f64)>, Stop> {
+        let rule = Rule::Exact { rows: opened.rows };
+        let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
+        let order = question.visible_order();
+        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
+        let mut pairs: Vec<(f64, f64)> = Vec::new();
+        let mut base_ms = 0.0;
+        for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {
+            let params = drawn(query, &fixed, seed.wrapping_add(pair as u64));
+            let stop = limit(LEAST_LIMIT, SLOW, base_ms);
+            let mut theirs =
+                || base.run(&params, LONG).map_err(|ended| baseline_broke(query, set, &ended).into());
+            let Pair { times, want, got } = in_lock_step(&mut theirs, &mut || other(&params, stop))?;
+            for got in &got {
+                let same = compare(got, &want, want.num_columns(), rule, &order, None);
+                same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
+            }
+            base_ms = times.0;
+            if pair >= timing::WARMUP_PAIRS {
+                pairs.push(times);
+            }
+            let slow = pairs.len() == 5 && timing::timing(&pairs).speedup < 1.0 / SLOW;
+            if slow || timing::is_settled(&pairs, self.within()) {
+                break;
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Half the width of the interval that ends a measurement, as a share.
+    fn within(&self) -> f64 {
+        if self.config.machine.gpu { timing::WITHIN } else { timing::WITHIN_ON_HOST }
+    }
+
+    /// The verdict on what was measured.
+    pub(super) fn classify(&self, found: &Found) -> Result<(Outcome, String), Stop> {
+        let Some(t) = &found.timing else {
+            return Err(Stop::Broken(anyhow!("a candidate that was timed has no times")));
+        };
+        let figures = format!(
+            "{:.3} times as fast ({:.3} to {:.3}; {:.3} ms against {:.3} ms over {} pairs)",
+            t.speedup,
+            t.interval.0,
+            t.interval.1,
+            t.candidate_ms,
+            t.base_ms,
+            t.pairs.len()
+        );
+        Ok(if t.speedup < 1.0 / SLOW {
+            (Outcome::Slow, format!("right, and slower than three times the baseline: {figures}"))
+        } else if !timing::is_settled(&t.pairs, self.within()) {
+            (Outcome::Noisy, format!("right, but the interval does not close: {figures}"))
+        } else if t.interval.0 >= LEAST_SPEEDUP {
+            (Outcome::Accepted, format!("right, and {figures}"))
+        } else {
+            (Outcome::NotFaster, format!("right, and not fast enough: {figures}"))
+        })
+    }
+}
+
+/// Runs A B B A. A process to which the GPU has to switch first runs once untimed: switching takes a fraction of a
+/// millisecond, and would otherwise fall on one or the other.
+fn in_lock_step(
+    theirs: &mut dyn FnMut() -> Result<Ran, Stop>,
+    ours: &mut dyn FnMut() -> Result<Ran, Stop>,
+) -> Result<Pair, Stop> {
+    theirs()?;
+    let a = theirs()?;
+    let untimed = ours()?;
+    let (b, c) = (ours()?, ours()?);
+    theirs()?;
+    let d = theirs()?;
+    let times = ((a.exec_ms + d.exec_ms) / 2.0, (b.exec_ms + c.exec_ms) / 2.0);
+    Ok(Pair { times, want: a.batch, got: vec![untimed.batch, b.batch, c.batch] })
+}
