@@ -5,7 +5,7 @@ use std::process::Command;
 
 use dkb_tests::{cache_dir, dkb_run, program, run, tpch_data};
 
-/// The generated plan of q06 as a candidate.
+/// The generated plan of a query as a candidate.
 fn honest(query: &str) -> String {
     let mut command = dkb_run(["--query", query, "--explain", "kernels"]);
     let (code, plan, _) = run(command.arg("--data").arg(tpch_data()));
@@ -39,6 +39,30 @@ fn the_generated_plan_is_right_at_both_levels() {
         let (outcome, said) = judged("q06", &plan, &["--no-timing"]);
         assert_eq!(outcome, "not_faster", "{said}");
         assert!(said.contains("right in"), "{said}");
+        assert!(said.contains("one over rows swapped in place"), "{said}");
+    }
+}
+
+#[test]
+fn a_plan_that_relies_on_the_order_of_rows_says_so() {
+    let plan = honest("q12");
+    let test = "    if (!((l_shipdate[i] < l_commitdate[i]))) continue;\n";
+    let (head, assumes) =
+        ("u64 rows, u64 part, const Params* p,", "u64 rows, u64 part, u32* flags, const Params* p,");
+    let falls = "i > 0 && l_orderkey[i] < l_orderkey[i - 1]";
+    let silent = plan.replacen(test, &format!("{test}    if ({falls}) continue;\n"), 1);
+    let honest = plan
+        .replacen(test, &format!("{test}    if ({falls}) refute(flags, 1);\n"), 1)
+        .replacen(head, assumes, 1)
+        .replacen("[\"rows\", \"part\", \"params\",", "[\"rows\", \"part\", \"flags\", \"params\",", 1)
+        .replacen("orders.o_orderkey)\"]", "orders.o_orderkey)\", \"sorted(lineitem.l_orderkey)\"]", 1);
+    for (plan, outcome, words) in [
+        (silent, "wrong", "over rows swapped in place"),
+        (honest, "not_faster", "not over rows swapped in place"),
+    ] {
+        let (got, said) = judged("q12", &plan, &["--no-timing"]);
+        assert_eq!(got, outcome, "{said}");
+        assert!(said.contains(words), "{said}");
     }
 }
 
@@ -119,6 +143,41 @@ fn cheating_and_broken_plans_are_rejected() {
             "refused",
             "buffers take",
         ),
+        (
+            "a value kept in a column",
+            add,
+            "  block_add(a1_sum_0, a1_sum_0_here);\n  if (rows > 1) *(i64*)l_extendedprice = a1_sum_0_here;",
+            "refused",
+            "column lineitem.l_extendedprice",
+        ),
+        (
+            "a value kept behind a column",
+            add,
+            "  block_add(a1_sum_0, a1_sum_0_here);\n  *(i16*)(l_shipdate + rows) = 1;",
+            "refused",
+            "column lineitem.l_shipdate",
+        ),
+        (
+            "a value kept behind a buffer",
+            add,
+            "  block_add(a1_sum_0, a1_sum_0_here);\n  a1_sum_0[1] = a1_sum_0_here + 1;",
+            "refused",
+            "the padding behind buffer `a1_sum_0`",
+        ),
+        (
+            "a value kept outside all buffers",
+            add,
+            "  block_add(a1_sum_0, a1_sum_0_here);\n  a1_sum_0[64] = a1_sum_0_here + 1;",
+            "refused",
+            "memory outside the declared buffers",
+        ),
+        (
+            "other parameters",
+            add,
+            "  block_add(a1_sum_0, a1_sum_0_here);\n  *(i64*)p = 0;",
+            "refused",
+            "the parameters",
+        ),
         ("no C++", add, "  block_add(a1_sum_0, );", "compile", "error"),
         ("a write out of bounds", add, "  a1_sum_0[i64(1) << 40] = 1;", "fault", "signal"),
         ("an endless loop", add, "  while (load(a1_sum_0) < 1) {}", "time_out", "stopped after"),
@@ -132,7 +191,8 @@ fn cheating_and_broken_plans_are_rejected() {
     ] {
         let changed = plan.replacen(from, to, 1);
         assert_ne!(changed, plan, "{what}: the generated plan does not contain `{from}`");
-        let (got, said) = judged("q06", &changed, &["--no-timing", "--time-limit", "2"]);
+        let limit = if outcome == "time_out" { "2" } else { "60" };
+        let (got, said) = judged("q06", &changed, &["--no-timing", "--time-limit", limit]);
         assert_eq!(got, outcome, "{what}: {said}");
         assert!(said.contains(word), "{what}: {said}");
     }

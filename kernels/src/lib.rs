@@ -8,6 +8,7 @@ mod check;
 mod copy;
 mod exchange;
 pub mod expr;
+mod guard;
 mod narrow;
 pub mod parquet;
 mod plan;
@@ -20,6 +21,7 @@ mod triton;
 pub use check::{CheckError, check, check_name};
 pub use copy::COPY;
 pub use exchange::{EXCHANGE, ExchangeTask};
+pub use guard::{GUARD, SCRUB};
 pub use narrow::NARROW;
 pub use plan::{
     Arg, Buffer, Finish, Framework, Launch, Level, On, Over, Param, Phase, Plan, Reduce, ResultColumn,

@@ -18,8 +18,9 @@ use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
 use crate::device::{Device, DeviceKind, DeviceSpec, memory_gb_per_s, open_devices};
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
+use crate::exec::guard::Guard;
 use crate::exec::program::Program;
-use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, run};
+use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, make_room, run};
 use crate::exec::traffic::floor_bytes;
 use crate::load::{Shared, Sources};
 use crate::table::DataSet;
@@ -60,6 +61,9 @@ pub struct SessionConfig {
     pub shrink: Option<u64>,
     /// Fill buffers that start unspecified with a pattern that changes between runs.
     pub poison: bool,
+    /// Hold every run of a query with resident columns to its own buffers: what it finds elsewhere on a device is
+    /// overwritten before, and what it leaves elsewhere is compared with what was there. Outside its time.
+    pub guard: bool,
     /// Record each kernel and exchange among the spans of a run, which costs time.
     pub trace: bool,
 }
@@ -70,6 +74,7 @@ pub struct Session {
     shared: Arc<Shared>,
     catalog: Vec<TableInfo>,
     options: RunOptions,
+    guards: bool,
     open_ms: f64,
     /// Devices take calls of one query at a time.
     busy: Mutex<()>,
@@ -86,6 +91,8 @@ pub struct Prepared {
     /// first.
     setup: Option<Setup>,
     workers: Vec<Worker>,
+    /// None until loaded, and in a session that guards nothing.
+    guard: Option<Guard>,
     facts: Facts,
     prepare_ms: f64,
     load_ms: f64,
@@ -171,7 +178,8 @@ impl Session {
         let keep = config.chunk_bytes.is_some();
         let store = Store::new(data, devices, chunk_bytes, config.mode, keep, shared.clone())?;
         store.warm_up()?;
-        Ok(Session { store, shared, catalog, options, open_ms: 0.0, busy: Mutex::default() })
+        let guards = config.guard && !store.streams();
+        Ok(Session { store, shared, catalog, options, guards, open_ms: 0.0, busy: Mutex::default() })
     }
 
     /// Time spent on opening the data set: footers, page headers, dictionary pages, and making files known to the
@@ -265,6 +273,7 @@ impl Session {
             program,
             explain,
             workers,
+            guard: None,
             facts,
             setup: None,
             prepare_ms,
@@ -346,6 +355,9 @@ impl Session {
         }
         prepared.setup = Some(setup);
         prepared.load_ms = ms(started);
+        if self.guards {
+            prepared.guard = Some(Guard::new(program, &mut prepared.workers)?);
+        }
         Ok(())
     }
 
@@ -380,8 +392,12 @@ impl Session {
                 return Err(Error::Execution("a query that was loaded has no sizes".to_owned()));
             };
             let parts = setup.parts;
-            let started = Instant::now();
             let (store, facts) = (&self.store, &prepared.facts);
+            if let Some(guard) = &mut prepared.guard {
+                make_room(program, store, &mut prepared.workers, &values, setup)?;
+                guard.before(program, &prepared.workers)?;
+            }
+            let started = Instant::now();
             let output =
                 match run(program, store, facts, &mut prepared.workers, &values, setup, &self.options)? {
                     Outcome::Rows(output) => output,
@@ -398,6 +414,10 @@ impl Session {
                     }
                 };
             let exec_ms = spent_ms + ms(started);
+            if let Some(guard) = &mut prepared.guard {
+                let layout = setup.layout_of(&output);
+                guard.after(program, &mut prepared.workers, layout, output.poison)?;
+            }
             let kernel_bytes = setup.kernel_bytes(program, &prepared.workers, &output);
             if least > 1 {
                 // The next run may need fewer parts: what this one learned is not kept.
@@ -418,6 +438,22 @@ impl Session {
                 replanned: !prepared.denied.is_empty(),
             });
         }
+    }
+
+    /// Swaps rows of a loaded query's tables in place, in pairs drawn at random, the same ones in all columns of a
+    /// table; called again, puts them back. The answer stays the same relation. Tables of which the query reads text, on
+    /// the devices or for its result, are left alone; gives their names.
+    ///
+    /// # Errors
+    /// A session without [`SessionConfig::guard`], or columns that are streamed; a failed device call.
+    pub fn swap_rows(&self, prepared: &mut Prepared) -> Result<Vec<String>, Error> {
+        let _busy = self.lock();
+        self.load_in_parts(prepared, 1)?;
+        let Some(guard) = &mut prepared.guard else {
+            let message = "rows are swapped in sessions that guard resident columns, and this is none";
+            return Err(Error::Execution(message.to_owned()));
+        };
+        guard.swap_rows(&prepared.program, &prepared.workers)
     }
 
     /// Plans a query anew without the assumption of that index.

@@ -89,7 +89,7 @@ impl Judge {
     }
 
     /// Whether the candidate answers rightly on a data set: with the default parameters, with each parameter changed
-    /// alone until the answer changes, and with drawn ones.
+    /// alone until the answer changes, with drawn ones, and over the rows of one device in another order.
     pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
         let (mut base, opened) = self.start_baseline(query, set)?;
@@ -117,7 +117,11 @@ impl Judge {
         if self.ask_all(&mut trial, &fixed, &default)? == Answered::Declined {
             return Ok("an assumption does not hold, and the candidate said so".to_owned());
         }
-        Ok(format!("right in {} runs", trial.runs))
+        let swapped = match set.devices.len() {
+            1 => trial.ask_over_swapped_rows(&fixed, &default)?,
+            _ => "rows in order".to_owned(),
+        };
+        Ok(format!("right in {} runs, {swapped}", trial.runs))
     }
 
     /// Asks the candidate with all parameters of a trial; `default` is the baseline's answer with `fixed` ones.
@@ -201,11 +205,40 @@ impl Trial<'_> {
         compare(got, want, want.num_columns(), self.rule, &self.order, None).map(|_| ())
     }
 
+    /// Runs the candidate in the same worker over the same memory, whose rows are in another order, and once more after
+    /// they are put back. Gives words about it.
+    fn ask_over_swapped_rows(&mut self, params: &Params, want: &Ran) -> Result<String, Stop> {
+        let set = self.set;
+        let left = self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
+        // The order of rows may be assumed, if the plan says when it does not hold.
+        let over = |stop| match stop {
+            Stop::Rejected(r) => {
+                let reason = format!("{}, over rows swapped in place", r.reason);
+                Stop::Rejected(Rejected { reason, ..r })
+            }
+            broken => broken,
+        };
+        if self.ask_or(params, want, true).map_err(over)? == Answered::Declined {
+            return Ok("and not over rows swapped in place, as an assumption does not hold".to_owned());
+        }
+        self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
+        self.ask(params, want)?;
+        Ok(match left.is_empty() {
+            true => "one over rows swapped in place".to_owned(),
+            false => format!("one over rows swapped in place but for {}, read with text", left.join(", ")),
+        })
+    }
+
     /// Runs the candidate, whose answer must be the baseline's.
     fn ask(&mut self, params: &Params, want: &Ran) -> Result<Answered, Stop> {
+        self.ask_or(params, want, self.set.hostile)
+    }
+
+    /// As [`Trial::ask`], where the candidate may say that an assumption does not hold if it `may_decline`.
+    fn ask_or(&mut self, params: &Params, want: &Ran, may_decline: bool) -> Result<Answered, Stop> {
         let set = self.set;
         let got = match self.candidate.run(params, self.limit) {
-            Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Assumption => {
+            Err(Ended::Failed(failed)) if may_decline && failed.kind == Kind::Assumption => {
                 return Ok(Answered::Declined);
             }
             other => other.map_err(|ended| rejected(ended, set))?,

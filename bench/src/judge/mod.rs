@@ -234,6 +234,10 @@ impl Judge {
             let passed = self.is_right_on(&set, query, candidate)?;
             found.checks.insert(set.name.clone(), passed);
         }
+        let scrubbed =
+            if self.config.machine.gpu { "scrubbed before each" } else { "nothing to scrub on a host" };
+        let memory = format!("unchanged outside the buffers after every run, {scrubbed}");
+        found.checks.insert("memory".to_owned(), memory);
         if !self.config.timed {
             return Ok((Outcome::NotFaster, "right on every data set; not timed".to_owned()));
         }
@@ -258,6 +262,7 @@ fn rejected(ended: Ended, set: &Set<'_>) -> Rejected {
             let outcome = match failed.kind {
                 Kind::Compile => Outcome::Compile,
                 Kind::Assumption | Kind::Fit => Outcome::Wrong,
+                Kind::Trespass => Outcome::Refused,
                 Kind::Fault | Kind::Setup => Outcome::Fault,
             };
             let reason = failed.message.lines().next().unwrap_or_default().to_owned();

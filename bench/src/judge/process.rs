@@ -119,6 +119,17 @@ impl Process {
         }
     }
 
+    /// Swaps rows of the plan's tables in place, or puts them back; names the tables that it leaves alone.
+    ///
+    /// # Errors
+    /// See [`Ended`].
+    pub(super) fn swap_rows(&mut self, limit: Duration) -> Result<Vec<String>, Ended> {
+        match self.ask(&Request::SwapRows, limit)? {
+            (Reply::Swapped(left), _) => Ok(left),
+            _ => Err(out_of_step()),
+        }
+    }
+
     fn ask(&mut self, request: &Request, limit: Duration) -> Result<(Reply, Option<RecordBatch>), Ended> {
         let sent = write_message(&mut self.requests, request).and_then(|()| self.requests.flush());
         if sent.is_err() {

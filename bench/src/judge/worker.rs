@@ -67,6 +67,8 @@ pub(super) enum Request {
     Open(Open),
     /// Runs the plan with these parameters.
     Run(Vec<(String, String)>),
+    /// Swaps rows of the plan's tables in place, or puts them back.
+    SwapRows,
 }
 
 /// The worker's answer: one a request.
@@ -83,6 +85,8 @@ pub(super) enum Reply {
         /// Length of the Arrow IPC stream that follows.
         arrow_bytes: usize,
     },
+    /// Rows are in another order, but for those of the named tables.
+    Swapped(Vec<String>),
     /// The request failed.
     Failed(Failed),
 }
@@ -126,6 +130,8 @@ pub(super) enum Kind {
     Compile,
     /// The data violates what the plan assumes.
     Assumption,
+    /// The plan writes where it has no buffer.
+    Trespass,
     /// The plan fails while it runs.
     Fault,
 }
@@ -177,6 +183,7 @@ fn serve(args: &[String]) -> io::Result<()> {
                     Ok(Reply::Ran { exec_ms, finish_rows, arrow_bytes: bytes.len() })
                 })
             }
+            Request::SwapRows => swap_rows(opened.as_mut()).map(Reply::Swapped),
         };
         write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
         out.write_all(&bytes)?;
@@ -208,6 +215,7 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
         spec: DeviceSpec { gpus: None, devices: Some(devices.clone()), memory_bytes: *memory_bytes },
         chunk_bytes: open.chunk_bytes,
         poison: true,
+        guard: true,
         ..SessionConfig::default()
     };
     let session = Session::open(&open.data, config).map_err(setup)?;
@@ -243,10 +251,10 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
 }
 
 fn run(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<(f64, u64, RecordBatch), Failed> {
-    let opened = opened.ok_or_else(|| failed(Kind::Setup, "no data set is open"))?;
-    let Loaded { session, prepared, generated } = opened;
+    let Loaded { session, prepared, generated } = opened.ok_or_else(nothing_open)?;
     let execution = session.execute(prepared, params).map_err(|e| match e {
         Error::Assumption { .. } => failed(Kind::Assumption, e),
+        Error::Trespass(_) => failed(Kind::Trespass, e),
         _ => failed(Kind::Fault, e),
     })?;
     // What runs from then on is a generated plan.
@@ -254,4 +262,13 @@ fn run(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<(f64,
         return Err(failed(Kind::Assumption, format!("the data violates {}", prepared.denied().join(", "))));
     }
     Ok((execution.exec_ms, execution.finish_rows, execution.batch))
+}
+
+fn swap_rows(opened: Option<&mut Loaded>) -> Result<Vec<String>, Failed> {
+    let Loaded { session, prepared, .. } = opened.ok_or_else(nothing_open)?;
+    session.swap_rows(prepared).map_err(|e| failed(Kind::Fault, e))
+}
+
+fn nothing_open() -> Failed {
+    failed(Kind::Setup, "no data set is open")
 }

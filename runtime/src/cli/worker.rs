@@ -206,6 +206,7 @@ fn open_session(open: &Open) -> Result<Session, Error> {
         shards: open.shards,
         shrink: open.shrink,
         poison: open.poison,
+        guard: false,
         trace: open.trace,
     };
     Session::open(&open.data, config)

@@ -9,10 +9,12 @@ mod arena;
 mod module;
 mod nccl;
 mod peer;
+mod scrub;
 mod staging;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
@@ -23,10 +25,13 @@ use dkb_kernels::{Builtin, Elem, Framework, Plan};
 use self::arena::Arena;
 use self::module::{CudaModule, Function, TRITON_EXTRA_ARGS, TritonModule};
 pub(crate) use self::peer::CudaLinks;
+use self::scrub::Scrub;
 use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
-use super::{Device, DeviceError, Download, Mark, Memory, Module, Priority, Recording, Registration, triton};
+use super::{
+    Device, DeviceError, Download, Extent, Mark, Memory, Module, Priority, Recording, Registration, triton,
+};
 use crate::trace::now_ms;
 
 /// Threads a block, unless a kernel's launch bounds say fewer.
@@ -165,6 +170,7 @@ pub struct CudaDevice {
     queue: usize,
     staging: Mutex<Option<Staging>>,
     fill: Mutex<Option<Arc<CudaModule>>>,
+    scrub: Mutex<Option<Scrub>>,
 }
 
 impl CudaDevice {
@@ -182,8 +188,8 @@ impl CudaDevice {
         });
         let stream = stream.map_err(|e| call_error(&name, "cuStreamCreate", e))?;
         let queue = arena.join(stream.clone());
-        let (staging, fill) = (Mutex::default(), Mutex::default());
-        Ok(CudaDevice { name, gpu, stream, arena, queue, staging, fill })
+        let (staging, fill, scrub) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(CudaDevice { name, gpu, stream, arena, queue, staging, fill, scrub })
     }
 
     /// The GPU's context, for work beyond [`Device`] such as peer access.
@@ -346,6 +352,31 @@ impl Device for CudaDevice {
 
     fn free_bytes(&self) -> u64 {
         self.arena.free_bytes() as u64
+    }
+
+    fn extent(&self) -> Extent {
+        self.arena.extent()
+    }
+
+    fn wipe(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        for Range { start, end } in self.arena.gaps() {
+            // SAFETY: the range lies within the arena's allocation, and nobody owns it.
+            let status =
+                unsafe { sys::cuMemsetD8Async(start, 0, (end - start) as usize, self.stream.cu_stream()) };
+            status.result().map_err(|e| self.error("cuMemsetAsync", e))?;
+        }
+        self.synchronize()
+    }
+
+    fn scrub(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        let mut scrub = lock(&self.scrub);
+        match scrub.as_mut() {
+            Some(scrub) => scrub.issue(self)?,
+            None => scrub.insert(Scrub::new(self)?).issue(self)?,
+        }
+        self.synchronize()
     }
 
     fn fork(&self, priority: Priority) -> Result<Arc<dyn Device>, DeviceError> {

@@ -5,12 +5,13 @@
 //! finishes before it returns, so work is ordered as issued.
 
 use std::alloc::{self, Layout};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fs, ptr, slice};
 
 use dkb_kernels::{Builtin, Elem, Framework, Plan};
@@ -19,7 +20,8 @@ use libloading::Library;
 use super::cache::{self, DiskCache, SharedMap};
 use super::elf::keeps_nothing;
 use super::{
-    Device, DeviceError, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration, shorten,
+    Device, DeviceError, Extent, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration,
+    shorten,
 };
 use crate::sandbox::program_path;
 use crate::trace::now_ms;
@@ -54,15 +56,24 @@ pub struct HostDevice {
     index: usize,
     workers: usize,
     memory_bytes: u64,
-    used: Arc<AtomicUsize>,
+    heap: Arc<Mutex<Heap>>,
     cache: Arc<DiskCache>,
+}
+
+/// What a logical device and its forks have allocated.
+#[derive(Default)]
+struct Heap {
+    /// By address: bytes, padding included.
+    blocks: BTreeMap<u64, usize>,
+    used: usize,
+    changes: u64,
 }
 
 impl HostDevice {
     /// Logical device `index` with `workers` worker threads (at least one) and room for `memory_bytes`.
     pub fn new(index: usize, workers: usize, memory_bytes: u64) -> Self {
         let cache = Arc::new(DiskCache::from_env());
-        HostDevice { index, workers: workers.max(1), memory_bytes, used: Arc::default(), cache }
+        HostDevice { index, workers: workers.max(1), memory_bytes, heap: Arc::default(), cache }
     }
 
     /// `count` logical devices that share the machine's cores evenly. Each may take `memory_bytes`, or its share
@@ -138,13 +149,19 @@ impl Device for HostDevice {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(self.used.load(Ordering::Relaxed) as u64)
+        self.memory_bytes.saturating_sub(lock(&self.heap).used as u64)
+    }
+
+    fn extent(&self) -> Extent {
+        let heap = lock(&self.heap);
+        let ranges = heap.blocks.iter().map(|(address, bytes)| *address..*address + *bytes as u64).collect();
+        Extent { ranges, changes: heap.changes }
     }
 
     fn fork(&self, _: Priority) -> Result<Arc<dyn Device>, DeviceError> {
         let HostDevice { index, workers, memory_bytes, .. } = *self;
-        let (used, cache) = (self.used.clone(), self.cache.clone());
-        Ok(Arc::new(HostDevice { index, workers, memory_bytes, used, cache }))
+        let (heap, cache) = (self.heap.clone(), self.cache.clone());
+        Ok(Arc::new(HostDevice { index, workers, memory_bytes, heap, cache }))
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
@@ -162,15 +179,20 @@ impl Device for HostDevice {
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
         let padded = bytes.checked_add(MEMORY_PADDING).ok_or_else(|| self.out_of_memory(bytes))?;
         let layout = Layout::from_size_align(padded, MEMORY_ALIGN).map_err(|_| self.out_of_memory(bytes))?;
-        let before = self.used.fetch_add(padded, Ordering::Relaxed);
-        let fits = before.checked_add(padded).is_some_and(|used| used as u64 <= self.memory_bytes);
+        let mut heap = lock(&self.heap);
+        let used = heap.used.checked_add(padded);
+        let Some(used) = used.filter(|used| *used as u64 <= self.memory_bytes) else {
+            return Err(self.out_of_memory(bytes));
+        };
         // SAFETY: the layout's size is not zero, thanks to the padding.
-        let address = if fits { unsafe { alloc::alloc(layout) } } else { ptr::null_mut() };
+        let address = unsafe { alloc::alloc(layout) };
         if address.is_null() {
-            self.used.fetch_sub(padded, Ordering::Relaxed);
             return Err(self.out_of_memory(bytes));
         }
-        Ok(Box::new(HostMemory { address: address as u64, bytes, layout, used: self.used.clone() }))
+        heap.used = used;
+        heap.changes += 1;
+        heap.blocks.insert(address as u64, padded);
+        Ok(Box::new(HostMemory { address: address as u64, bytes, layout, heap: self.heap.clone() }))
     }
 
     fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -287,7 +309,7 @@ struct HostMemory {
     address: u64,
     bytes: usize,
     layout: Layout,
-    used: Arc<AtomicUsize>,
+    heap: Arc<Mutex<Heap>>,
 }
 
 impl Memory for HostMemory {
@@ -298,14 +320,25 @@ impl Memory for HostMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
+
+    fn span(&self) -> Range<u64> {
+        self.address..self.address + self.layout.size() as u64
+    }
 }
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        let mut heap = lock(&self.heap);
+        heap.blocks.remove(&self.address);
+        heap.used -= self.layout.size();
+        heap.changes += 1;
         // SAFETY: allocated in `HostDevice::alloc` with this layout, and freed once.
         unsafe { alloc::dealloc(self.address as *mut u8, self.layout) };
-        self.used.fetch_sub(self.layout.size(), Ordering::Relaxed);
     }
+}
+
+fn lock(heap: &Mutex<Heap>) -> MutexGuard<'_, Heap> {
+    heap.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Block = unsafe extern "C" fn(block: u64, blocks: u64, args: *const u64);

@@ -14,6 +14,7 @@ pub mod nvrtc;
 mod testing;
 pub mod triton;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use dkb_kernels::Elem;
@@ -63,6 +64,17 @@ pub trait Memory: Send + Sync {
     fn address(&self) -> u64;
     /// Bytes asked for.
     fn bytes(&self) -> usize;
+    /// Addresses of all that was allocated, padding included.
+    fn span(&self) -> Range<u64>;
+}
+
+/// The memory from which a device allocates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extent {
+    /// Addresses, in order: the whole budget where it is one allocation of the driver's, else what is allocated.
+    pub ranges: Vec<Range<u64>>,
+    /// How often memory was taken or given back.
+    pub changes: u64,
 }
 
 /// Compiled device code.
@@ -125,6 +137,24 @@ pub trait Device: Send + Sync {
     fn memory_bytes(&self) -> u64;
     /// Bytes that are not allocated.
     fn free_bytes(&self) -> u64;
+    /// The memory from which this device and its forks allocate.
+    fn extent(&self) -> Extent;
+    /// Overwrites what kernels find without being given it: shared memory, local memory and caches. Waits. A host
+    /// device has nothing of the kind: what its kernels find is the process's.
+    ///
+    /// # Errors
+    /// A failed device call, now or from earlier work.
+    fn scrub(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    /// Overwrites memory of the budget that is not allocated; what was has been waited for. Nothing on a host device,
+    /// whose free memory is the process's.
+    ///
+    /// # Errors
+    /// A failed device call.
+    fn wipe(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// The same device once more, with an order of work of its own: work given to a fork runs beside this one's.
     /// Memory, budget and compiled code are shared. What one has written the other may use once it was waited
     /// for, and memory goes back to the one that allocated it only when neither uses it any more.

@@ -110,6 +110,33 @@ pub(crate) struct Slab {
     pub(crate) bytes: usize,
 }
 
+impl Slab {
+    /// Type and value of what it is filled with; None where that is unspecified.
+    fn fill(&self) -> Option<(Elem, i128)> {
+        match self.start {
+            // Slabs are multiples of 64 bytes.
+            Start::Zero => Some((Elem::U64, 0)),
+            Start::Min | Start::Max => Some((self.elem, extreme(self.elem, self.start))),
+            Start::Poison => None,
+        }
+    }
+
+    /// Bytes of which its buffers' places are multiples.
+    fn align(&self) -> usize {
+        if matches!(self.purpose, Use::Status | Use::PartStatus) { COUNTER_ALIGN } else { ALIGN }
+    }
+}
+
+/// Bytes behind a buffer that belong to none.
+pub(crate) struct Padding {
+    /// None for the flags.
+    pub(crate) buffer: Option<usize>,
+    pub(crate) slab: usize,
+    pub(crate) offset: usize,
+    /// What it was started with.
+    pub(crate) expected: Vec<u8>,
+}
+
 /// Where one buffer lies.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Place {
@@ -166,7 +193,6 @@ impl Layout {
             return None;
         }
         let status = matches!(purpose, Use::Status | Use::PartStatus);
-        let align = if status { COUNTER_ALIGN } else { ALIGN };
         let fill = if matches!(start, Start::Min | Start::Max) { elem } else { Elem::U8 };
         let same =
             |s: &Slab| s.purpose == purpose && s.start == start && s.elem == fill && (status || !apart);
@@ -174,10 +200,25 @@ impl Layout {
             self.slabs.push(Slab { purpose, start, elem: fill, bytes: 0 });
             self.slabs.len() - 1
         });
-        let offset = self.slabs[slab].bytes;
+        let (offset, align) = (self.slabs[slab].bytes, self.slabs[slab].align());
         // A byte at least, so that every buffer has an address of its own.
         self.slabs[slab].bytes = offset + (bytes.max(1) as usize).next_multiple_of(align);
         Some(Place { slab, offset, bytes: bytes as usize, len })
+    }
+
+    /// The padding behind every buffer within its slab. `pattern` is what buffers that start unspecified were filled
+    /// with, if they were.
+    pub(crate) fn paddings(&self, pattern: Option<u8>) -> impl Iterator<Item = Padding> {
+        let buffers = self.places.iter().enumerate().map(|(at, place)| (Some(at), place));
+        [(None, &self.flags)].into_iter().chain(buffers).filter_map(move |(buffer, place)| {
+            let slab = &self.slabs[place.slab];
+            let (elem, value) = slab.fill().or(pattern.map(|byte| (Elem::U8, byte.into())))?;
+            let (value, bytes) = (value.to_le_bytes(), elem.bytes());
+            let offset = place.offset + place.bytes;
+            let end = place.offset + place.bytes.max(1).next_multiple_of(slab.align());
+            let expected: Vec<u8> = (offset..end).map(|at| value[at % bytes]).collect();
+            (!expected.is_empty()).then_some(Padding { buffer, slab: place.slab, offset, expected })
+        })
     }
 
     /// Bytes of all buffers on one device.
@@ -227,13 +268,9 @@ impl Slabs {
         only_parts: bool,
     ) -> Result<(), DeviceError> {
         for (slab, memory) in self.of(layout, only_parts) {
-            let (elem, value) = match slab.start {
-                // Slabs are multiples of 64 bytes.
-                Start::Zero => (Elem::U64, 0),
-                Start::Min | Start::Max => (slab.elem, extreme(slab.elem, slab.start)),
-                Start::Poison => continue,
-            };
-            device.fill(memory, elem, value, slab.bytes / elem.bytes())?;
+            if let Some((elem, value)) = slab.fill() {
+                device.fill(memory, elem, value, slab.bytes / elem.bytes())?;
+            }
         }
         Ok(())
     }
@@ -263,9 +300,9 @@ impl Slabs {
         slabs.filter(move |(slab, _)| wanted(slab))
     }
 
-    /// The address of every allocation.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> {
-        self.memory.iter().map(|memory| memory.address())
+    /// Every allocation.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Memory> {
+        self.memory.iter().map(|memory| memory.as_ref())
     }
 
     /// The address of a buffer.

@@ -83,8 +83,29 @@ impl DeviceColumn {
 
     /// Bytes of its memory.
     pub(super) fn bytes(&self) -> u64 {
-        let text = self.text.iter().flat_map(|(_, text)| [&text.offsets, &text.bytes]);
-        self.values.iter().chain(&self.valid).chain(text).map(|memory| memory.bytes() as u64).sum()
+        self.memory().map(|memory| memory.bytes() as u64).sum()
+    }
+
+    /// Every allocation.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &dyn Memory> {
+        let text = self.text.iter().flat_map(|(_, text)| text.memory());
+        self.values.iter().chain(&self.valid).map(|memory| memory.as_ref()).chain(text)
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    /// Whether values differ in width.
+    pub(crate) fn has_text(&self) -> bool {
+        self.width == 0
+    }
+
+    /// Width in bytes and address of each array that has an element a row.
+    pub(crate) fn arrays(&self) -> impl Iterator<Item = (u64, u64)> {
+        let values = self.values.iter().map(|memory| (self.width as u64, memory.address()));
+        values.chain(self.valid.iter().map(|memory| (1, memory.address())))
     }
 
     /// Takes the text of some of its rows.
@@ -175,6 +196,11 @@ impl DeviceDict {
     /// Number of entries.
     pub(crate) fn entries(&self) -> u32 {
         self.entries
+    }
+
+    /// Every allocation.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &dyn Memory> {
+        self.text.memory()
     }
 
     /// Where the dictionary lies.

@@ -9,6 +9,7 @@
 //! * `replay`: runs that issue what an earlier one did;
 //! * `marks`: when devices did what, for traces;
 //! * `reduce`: what happens between devices when a phase ends, and `exchange`, by which it happens;
+//! * `guard`: whether a run has left alone what is none of its buffers;
 //! * `result`, `narrow` and `finish`: from buffers to an Arrow batch;
 //! * `traffic`: how many bytes a query must read, and how many its launches were given.
 //!
@@ -20,6 +21,7 @@ pub(crate) mod columns;
 mod exchange;
 pub(crate) mod feed;
 pub(crate) mod finish;
+pub(crate) mod guard;
 mod marks;
 mod narrow;
 pub(crate) mod program;
@@ -64,6 +66,9 @@ pub enum Error {
         /// The assumption.
         text: String,
     },
+    /// A kernel has written where the plan has no buffer.
+    #[error("the plan has written outside its buffers: it changed {0}")]
+    Trespass(String),
     /// The query fails on this data: decimal overflow, division by zero, a scalar subquery with more rows.
     #[error("{0}")]
     Data(String),

@@ -71,6 +71,7 @@ fn record(machine: &Machine, counts: &mut [u64]) -> Result<State, Error> {
 #[cfg(test)]
 mod unit_tests {
     use std::any::Any;
+    use std::ops::Range;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -78,7 +79,9 @@ mod unit_tests {
 
     use super::super::tests::{data, ints, plan};
     use crate::device::host::HostDevice;
-    use crate::device::{Device, DeviceError, Mark, Memory, Module, Priority, Recording, Registration};
+    use crate::device::{
+        Device, DeviceError, Extent, Mark, Memory, Module, Priority, Recording, Registration,
+    };
     use crate::session::{Session, SessionConfig};
     use crate::table::DataSet;
 
@@ -107,6 +110,10 @@ mod unit_tests {
 
         fn bytes(&self) -> usize {
             self.1
+        }
+
+        fn span(&self) -> Range<u64> {
+            self.0..self.0 + self.1 as u64
         }
     }
 
@@ -160,6 +167,10 @@ mod unit_tests {
 
         fn free_bytes(&self) -> u64 {
             self.host.free_bytes()
+        }
+
+        fn extent(&self) -> Extent {
+            self.host.extent()
         }
 
         fn fork(&self, priority: Priority) -> Result<Arc<dyn Device>, DeviceError> {

@@ -3,9 +3,10 @@
 //! One host thread a device issues its launches between two exchanges; device 0 is the root. Invariant:
 //! nothing that a run learns, sizes included, is kept for the next.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use dkb_kernels::{NARROW, On, Over, ParamWord, Plan};
@@ -37,11 +38,18 @@ pub(crate) struct Worker {
     /// What finds the first rows of an order, if the plan has a limit.
     pub(super) narrow: Option<Arc<dyn Module>>,
     pub(crate) slabs: Slabs,
-    params: Option<Box<dyn Memory>>,
+    params: Option<Params>,
     /// By column of the program; empty until loaded, and where columns are streamed.
     pub(crate) columns: Vec<Arc<DeviceColumn>>,
     /// By dictionary of the program.
     pub(crate) dicts: Vec<Arc<DeviceDict>>,
+}
+
+/// Parameters on a device.
+struct Params {
+    memory: Box<dyn Memory>,
+    /// What was uploaded last: all of the memory.
+    bytes: Vec<u8>,
 }
 
 impl Worker {
@@ -64,21 +72,52 @@ impl Worker {
         })
     }
 
-    fn bind(&mut self, program: &Program, values: &[ParamWord]) -> Result<(), Error> {
+    /// Memory with room for parameters.
+    fn params_memory(&mut self, program: &Program, values: &[ParamWord]) -> Result<Params, DeviceError> {
         let bytes = program.params.packed_bytes(values);
-        let memory = match self.params.take() {
-            Some(memory) if memory.bytes() >= bytes => memory,
-            _ => self.device.alloc(bytes.next_multiple_of(256))?,
-        };
-        let packed = program.params.pack(values, memory.address())?;
-        self.device.upload(memory.as_ref(), 0, &packed)?;
-        self.params = Some(memory);
+        match self.params.take() {
+            Some(params) if params.memory.bytes() >= bytes => Ok(params),
+            _ => {
+                let memory = self.device.alloc(bytes.next_multiple_of(256))?;
+                Ok(Params { memory, bytes: Vec::new() })
+            }
+        }
+    }
+
+    fn bind(&mut self, program: &Program, values: &[ParamWord]) -> Result<(), Error> {
+        let Params { memory, .. } = self.params_memory(program, values)?;
+        let mut bytes = program.params.pack(values, memory.address())?;
+        bytes.resize(memory.bytes(), 0);
+        self.device.upload(memory.as_ref(), 0, &bytes)?;
+        self.params = Some(Params { memory, bytes });
         Ok(())
+    }
+
+    /// Gives back the memory that runs write.
+    pub(crate) fn clear(&mut self) {
+        self.params = None;
+        self.slabs.clear();
+    }
+
+    /// Whether the parameters are those that were bound. Waits.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(crate) fn has_params(&self) -> Result<bool, DeviceError> {
+        let Some(Params { memory, bytes }) = &self.params else { return Ok(true) };
+        let mut found = vec![0; bytes.len()];
+        self.device.download(memory.as_ref(), 0, &mut found)?;
+        Ok(found == *bytes)
+    }
+
+    /// The memory that runs write.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &dyn Memory> {
+        self.params.iter().map(|params| params.memory.as_ref()).chain(self.slabs.all())
     }
 
     /// The addresses that change between runs of a loaded query if its memory does.
     pub(crate) fn addresses(&self) -> Vec<u64> {
-        self.params.iter().map(|p| p.address()).chain(self.slabs.addresses()).collect()
+        self.memory().map(|memory| memory.address()).collect()
     }
 }
 
@@ -119,6 +158,8 @@ pub(crate) struct Output {
     counts: Vec<u64>,
     /// Where buffers lay, if not as the setup says.
     layout: Option<Box<Layout>>,
+    /// What buffers that start unspecified were filled with, if they were.
+    pub(crate) poison: Option<u8>,
 }
 
 /// What was launched.
@@ -183,15 +224,41 @@ impl Setup {
         }
     }
 
+    /// Where the buffers of a run with this setup lay.
+    pub(crate) fn layout_of<'a>(&'a self, output: &'a Output) -> &'a Layout {
+        output.layout.as_deref().unwrap_or(&self.layout)
+    }
+
     /// Bytes that the launches of a run with this setup were given: columns over the rows that they ran on, as well as
     /// buffers and dictionaries. Merges, exchanges and what starts buffers are not counted.
     pub(crate) fn kernel_bytes(&self, program: &Program, workers: &[Worker], output: &Output) -> u64 {
-        let layout = output.layout.as_deref().unwrap_or(&self.layout);
+        let layout = self.layout_of(output);
         let dicts = &workers[0].dicts;
         let devices = workers.len() as u64;
         let arguments = argument_bytes(program, layout, &output.counts, dicts, devices, self.parts);
         output.tally.column_bytes + arguments
     }
+}
+
+/// Takes the memory of a run ahead of it, as far as there is room.
+///
+/// # Errors
+/// A failed device call.
+pub(crate) fn make_room(
+    program: &Program,
+    store: &Store,
+    workers: &mut [Worker],
+    values: &[ParamWord],
+    setup: &Setup,
+) -> Result<(), Error> {
+    for worker in workers {
+        worker.params = Some(worker.params_memory(program, values)?);
+        match fit(worker, store, &setup.layout) {
+            Err(DeviceError::OutOfMemory { .. }) => {}
+            other => other?,
+        }
+    }
+    Ok(())
 }
 
 /// Runs a program whose columns are loaded, repeating it while a size is too small.
@@ -296,7 +363,7 @@ pub(crate) fn run(
         let tally = tallies.iter().fold(Tally::default(), |a, b| a.plus(*b));
         let rows_per_device = tallies.iter().map(|t| t.rows).collect();
         let layout = grown.map(|(_, layout)| Box::new(layout));
-        let output = Output { answer, tally, rows_per_device, rows_pruned, reruns, counts, layout };
+        let output = Output { answer, tally, rows_per_device, rows_pruned, reruns, counts, layout, poison };
         return Ok(Outcome::Rows(output));
     }
 }
@@ -367,9 +434,10 @@ pub(crate) fn exchange_name(store: &Store) -> Option<String> {
     store.exchange.as_ref().map(|exchange| exchange.name())
 }
 
-/// A byte that differs from run to run.
+/// A byte that differs from run to run, and from process to process.
 fn next_pattern() -> u8 {
-    static PATTERN: AtomicU8 = AtomicU8::new(0xA5);
+    static PATTERN: LazyLock<AtomicU8> =
+        LazyLock::new(|| AtomicU8::new(RandomState::new().build_hasher().finish() as u8));
     PATTERN.fetch_add(37, Ordering::Relaxed)
 }
 
@@ -691,7 +759,7 @@ impl Machine<'_> {
         match slot {
             Slot::Rows => frame.rows.unwrap_or(0),
             Slot::FirstRow => frame.first_row,
-            Slot::Params => worker.params.as_ref().map_or(0, |p| p.address()),
+            Slot::Params => worker.params.as_ref().map_or(0, |p| p.memory.address()),
             Slot::Flags => worker.slabs.address(&self.layout.flags),
             Slot::Part => frame.part,
             Slot::Parts => self.env.parts,

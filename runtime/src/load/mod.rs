@@ -55,6 +55,11 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// Both allocations.
+    pub(crate) fn memory(&self) -> impl Iterator<Item = &dyn Memory> {
+        [self.offsets.as_ref(), self.bytes.as_ref()].into_iter()
+    }
+
     /// Where it lies.
     pub(crate) fn pointers(&self) -> Pointers {
         Pointers {

@@ -6,6 +6,7 @@
 //! every allocation is the driver's own instead.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::result::{self, DriverError};
@@ -13,7 +14,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::{Event, lock};
-use crate::device::{MEMORY_PADDING, Memory};
+use crate::device::{Extent, MEMORY_PADDING, Memory};
 
 /// Allocations are multiples of this many bytes.
 const STEP: usize = 512;
@@ -90,6 +91,8 @@ struct State {
     base: Option<CUdeviceptr>,
     space: Space<Arc<Event>>,
     used: usize,
+    /// How often memory was taken or given back.
+    changes: u64,
     /// By number: the streams that take memory here.
     streams: Vec<Arc<CudaStream>>,
 }
@@ -106,7 +109,7 @@ impl Arena {
     /// Memory of at most `limit` bytes.
     pub(super) fn new(context: Arc<CudaContext>, limit: usize, sanitize: bool) -> Arena {
         let limit = limit / STEP * STEP;
-        let state = State { base: None, space: Space::new(0), used: 0, streams: Vec::new() };
+        let state = State { base: None, space: Space::new(0), used: 0, changes: 0, streams: Vec::new() };
         Arena { context, limit, sanitize, state: Mutex::new(state) }
     }
 
@@ -118,6 +121,25 @@ impl Arena {
     /// Bytes that are not allocated.
     pub(super) fn free_bytes(&self) -> usize {
         self.limit - lock(&self.state).used
+    }
+
+    /// The whole budget, once any of it was taken. Nothing under a memory checker, which reports what is written
+    /// elsewhere.
+    pub(super) fn extent(&self) -> Extent {
+        let state = lock(&self.state);
+        let ranges = state.base.map(|base| base..base + self.limit as u64).into_iter().collect();
+        Extent { ranges, changes: state.changes }
+    }
+
+    /// What of the budget is free, once any of it was taken.
+    pub(super) fn gaps(&self) -> Vec<Range<u64>> {
+        let state = lock(&self.state);
+        let Some(base) = state.base else { return Vec::new() };
+        let range = |(offset, gap): (&usize, &Gap<_>)| {
+            let start = base + *offset as u64;
+            start..start + gap.bytes as u64
+        };
+        state.space.gaps.iter().map(range).collect()
     }
 
     /// Announces a stream that will take memory; the number it goes by.
@@ -154,6 +176,7 @@ impl Arena {
             },
         };
         state.used += size;
+        state.changes += 1;
         Ok(Some(CudaMemory { address, bytes, size, stream: gives, arena: self.clone() }))
     }
 
@@ -185,6 +208,7 @@ impl Arena {
     fn give(&self, memory: &CudaMemory) {
         let mut state = lock(&self.state);
         state.used -= memory.size;
+        state.changes += 1;
         if !self.sanitize {
             let offset = memory.address - state.base.unwrap_or(memory.address);
             let stream = &state.streams[memory.stream];
@@ -238,6 +262,10 @@ impl Memory for CudaMemory {
 
     fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    fn span(&self) -> Range<u64> {
+        self.address..self.address + self.size as u64
     }
 }
 
