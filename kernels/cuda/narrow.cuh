@@ -10,12 +10,12 @@
 
 enum { ELEM_U8, ELEM_U16, ELEM_U32, ELEM_U64, ELEM_I8, ELEM_I16, ELEM_I32, ELEM_I64, ELEM_I128, ELEM_F64 };
 
-// Mirrored by narrow.rs.
+// Zero at first. Mirrored by narrow.rs.
 struct Narrow {
-  u64 low, high;  // smallest and largest place of rows that are not NULL
-  u64 found;      // rows listed, or that would have been
-  u64 reached;    // rows in the buckets that have been looked at
-  u64 last;       // the last bucket that matters
+  u64 found;          // rows listed, or that would have been
+  u64 not_low, high;  // complement of the smallest, and the largest place of rows that are not NULL
+  u64 reached;        // rows in the buckets that have been looked at
+  u64 buckets;        // how many buckets matter
   u32 counts[NARROW_BUCKETS];
 };
 
@@ -60,7 +60,7 @@ struct NarrowBuckets {
   u32 shift;
 
   DKB_MEMBER NarrowBuckets(const NarrowOrder& order, const Narrow* s)
-      : order(order), low(s->low), high(s->high), shift(0) {
+      : order(order), low(~s->not_low), high(s->high), shift(0) {
     while (low < high && (high - low) >> shift >= NARROW_SHARES) ++shift;
   }
 
@@ -73,14 +73,14 @@ struct NarrowBuckets {
 
 extern "C" __global__ void dkb_narrow_bounds(u64 rows, const u8* values, const u8* valid, u64 how, Narrow* s) {
   const NarrowOrder order(values, valid, how);
-  u64 low = ~0ull, high = 0;
+  u64 not_low = 0, high = 0;
   DKB_ROWS(i, rows) {
     if (order.is_null(i)) continue;
     const u64 place = order.place(i);
-    low = place < low ? place : low;
+    not_low = ~place > not_low ? ~place : not_low;
     high = place > high ? place : high;
   }
-  block_min(&s->low, low);
+  block_max(&s->not_low, not_low);
   block_max(&s->high, high);
 }
 
@@ -99,16 +99,17 @@ extern "C" __global__ void dkb_narrow_cut(u64 wanted, Narrow* s) {
       s->reached = reached + sum;
       return reached;
     });
-    if (before < wanted && before + count >= wanted) s->last = bucket;
+    if (before < wanted && before + count >= wanted) s->buckets = bucket + 1;
   }
 }
 
 extern "C" __global__ void dkb_narrow_rows(u64 rows, const u8* values, const u8* valid, u64 how, Narrow* s,
                                            u64 room, u32* out) {
   const NarrowBuckets buckets(NarrowOrder(values, valid, how), s);
-  const u64 last = s->last;
+  // All of them, if fewer rows are here than are wanted.
+  const u64 matter = s->buckets ? s->buckets : NARROW_BUCKETS;
   DKB_ROWS(i, rows) {
-    if (buckets.of(i) > last) continue;
+    if (buckets.of(i) >= matter) continue;
     const u64 at = append(&s->found);
     if (at < room) out[at] = u32(i);
   }

@@ -1,12 +1,13 @@
 //! Which rows of a large result may be among its first, found on the devices that hold them, so that the host
 //! downloads and orders those alone.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use dkb_kernels::{Elem, NARROW, SortKey};
 
 use super::Error;
 use super::schedule::{Machine, Worker};
+use crate::device::{Device, DeviceError, Memory, Module};
 
 /// Rows of a result from which on looking for the first of them on the device repays its launches.
 const LEAST_ROWS: usize = 16 << 10;
@@ -14,11 +15,26 @@ const LEAST_ROWS: usize = 16 << 10;
 const LEAST_SHARE: usize = 8;
 /// Rows that a device lists; if there are more candidates, the order's first column tells too little.
 const ROOM: usize = 8 << 10;
-/// Bytes of `Narrow` in `narrow.cuh`, and its fields that the host knows.
+/// Bytes of `Narrow` in `narrow.cuh`, which begins with the number of rows found.
 const STATE_BYTES: usize = 40 + 4 * 4096;
-const LOW: Range<usize> = 0..8;
-const FOUND_AT: usize = 16;
-const LAST: Range<usize> = 32..40;
+
+/// What finds a device's candidates.
+pub(super) struct Narrower {
+    module: Arc<dyn Module>,
+    /// State, and the rows that are listed.
+    pub(super) memory: Box<dyn Memory>,
+}
+
+impl Narrower {
+    /// The device's kernels, and memory for them.
+    ///
+    /// # Errors
+    /// No compiler, out of memory, or a failed device call.
+    pub(super) fn new(device: &dyn Device) -> Result<Narrower, DeviceError> {
+        let module = device.compile_builtin(&NARROW)?;
+        Ok(Narrower { module, memory: device.alloc(STATE_BYTES + ROOM * 4)? })
+    }
+}
 
 /// The rows of the result that can be among the first `wanted` of its order: few of them, in any order. `rows` says how
 /// many each device holds, one behind the other. None where all of them should be looked at.
@@ -62,7 +78,9 @@ fn on_device(
     rows: usize,
     wanted: usize,
 ) -> Result<Option<Vec<u32>>, Error> {
-    let Some(module) = worker.narrow.as_deref().filter(|_| rows > 0) else { return Ok(Some(Vec::new())) };
+    let Some(Narrower { module, memory }) = worker.narrower.as_ref().filter(|_| rows > 0) else {
+        return Ok(Some(Vec::new()));
+    };
     let (device, program) = (worker.device.as_ref(), machine.env.program);
     let (values, valid) = program.result[key.column];
     let address = |buffer: usize| {
@@ -72,21 +90,17 @@ fn on_device(
     let flags = u64::from(key.descending) << 4 | u64::from(key.nulls_first) << 5;
     let how = program.plan.buffers[values].ty as u64 | flags;
 
-    let memory = device.alloc(STATE_BYTES + ROOM * 4)?;
-    let mut state = [0; STATE_BYTES];
-    state[LOW].fill(0xff);
-    state[LAST].fill(0xff);
-    device.upload(memory.as_ref(), 0, &state)?;
+    device.fill(memory.as_ref(), Elem::U8, 0, memory.bytes())?;
     let (at, count) = (memory.address(), rows as u64);
     let column = [count, address(values), valid.map_or(0, address), how, at];
     let list = [&column[..], &[ROOM as u64, at + STATE_BYTES as u64]].concat();
     let cut = [wanted as u64, at];
     let work: [(u64, &[u64]); 4] = [(count, &column), (count, &column), (1, &cut), (count, &list)];
     for (kernel, (threads, args)) in NARROW.kernels.iter().zip(work) {
-        device.launch(module, kernel, threads, args)?;
+        device.launch(module.as_ref(), kernel, threads, args)?;
     }
     let mut found = [0; 8];
-    device.download(memory.as_ref(), FOUND_AT, &mut found)?;
+    device.download(memory.as_ref(), 0, &mut found)?;
     let found = u64::from_le_bytes(found) as usize;
     if found > ROOM {
         return Ok(None);

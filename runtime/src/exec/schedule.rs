@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use dkb_kernels::{NARROW, On, Over, ParamWord, Plan};
+use dkb_kernels::{On, Over, ParamWord, Plan};
 
 use super::Error;
 use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities, sanitizing};
 use super::columns::{DeviceColumn, DeviceDict, Pointers, Store};
 use super::feed::{Feed, Visit};
 use super::marks::Marks;
+use super::narrow::Narrower;
 use super::program::{Call, ColumnUse, Program, Slot, Step};
 use super::reduce;
 use super::replay::Replay;
@@ -36,7 +37,7 @@ pub(crate) struct Worker {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) module: Arc<dyn Module>,
     /// What finds the first rows of an order, if the plan has a limit.
-    pub(super) narrow: Option<Arc<dyn Module>>,
+    pub(super) narrower: Option<Narrower>,
     pub(crate) slabs: Slabs,
     params: Option<Params>,
     /// By column of the program; empty until loaded, and where columns are streamed.
@@ -59,12 +60,12 @@ impl Worker {
     /// A source that does not compile, no compiler, or a failed device call.
     pub(crate) fn new(number: usize, device: Arc<dyn Device>, plan: &Plan) -> Result<Worker, DeviceError> {
         let module = device.compile(plan)?;
-        let narrow = plan.finish.limit.map(|_| device.compile_builtin(&NARROW)).transpose()?;
+        let narrower = plan.finish.limit.map(|_| Narrower::new(device.as_ref())).transpose()?;
         Ok(Worker {
             number,
             device,
             module,
-            narrow,
+            narrower,
             slabs: Slabs::default(),
             params: None,
             columns: Vec::new(),
@@ -112,7 +113,8 @@ impl Worker {
 
     /// The memory that runs write.
     pub(crate) fn memory(&self) -> impl Iterator<Item = &dyn Memory> {
-        self.params.iter().map(|params| params.memory.as_ref()).chain(self.slabs.all())
+        let narrower = self.narrower.iter().map(|narrower| narrower.memory.as_ref());
+        self.params.iter().map(|params| params.memory.as_ref()).chain(narrower).chain(self.slabs.all())
     }
 
     /// The addresses that change between runs of a loaded query if its memory does.
