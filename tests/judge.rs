@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use dkb_tests::{cache_dir, dkb_run, program, run, tpch_data};
+use dkb_tests::tables::write_shop;
+use dkb_tests::{cache_dir, dkb_run, kept, program, root, run, tpch_data};
 
 /// The generated plan of a query as a candidate.
 fn honest(query: &str) -> String {
@@ -15,13 +16,18 @@ fn honest(query: &str) -> String {
 
 /// Judges a plan without timing it: the verdict's outcome, and what was said.
 fn judged(query: &str, plan: &str, more: &[&str]) -> (String, String) {
+    judged_on(&tpch_data(), query, plan, more)
+}
+
+/// Judges a plan for a query, by name or by file, on a data set.
+fn judged_on(data: &Path, query: &str, plan: &str, more: &[&str]) -> (String, String) {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let (file, report) = (dir.path().join(format!("{query}.plan")), dir.path().join("verdict.json"));
+    let (file, report) = (dir.path().join("candidate.plan"), dir.path().join("verdict.json"));
     std::fs::write(&file, plan).expect("the plan is written");
     let mut command = Command::new(program("dkb-bench"));
-    command.arg("judge").arg(&file).arg("--data").arg(tpch_data()).args(["--device", "host", "--seed", "7"]);
+    command.arg("judge").arg(&file).args(["--query", query, "--device", "host", "--seed", "7"]);
     // The same data, on two devices and in several partitions.
-    command.arg("--hostile").arg(tpch_data()).arg("--report").arg(&report).args(more);
+    command.arg("--data").arg(data).arg("--hostile").arg(data).arg("--report").arg(&report).args(more);
     let (code, out, err) = run(command.env("DKB_CACHE_DIR", cache_dir()));
     assert!(code < 2, "{err}");
     let verdict: serde_json::Value = read(&report);
@@ -64,6 +70,33 @@ fn a_plan_that_relies_on_the_order_of_rows_says_so() {
         assert_eq!(got, outcome, "{said}");
         assert!(said.contains(words), "{said}");
     }
+}
+
+#[test]
+fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
+    let (shop, other) = (kept("shop"), kept("shop-other"));
+    write_shop(&shop, 50_000, 1);
+    write_shop(&other, 20_000, 2);
+    let query = root().join("prompts/example.sql");
+    let query = query.to_str().expect("a plain path");
+    let judged = |plan: &str| {
+        let more = ["--no-timing", "--held-out", other.to_str().expect("a plain path")];
+        judged_on(&shop, query, plan, &more)
+    };
+    let cuda = include_str!("../prompts/example-cuda.plan");
+    let (outcome, said) = judged(cuda);
+    assert_eq!(outcome, "not_faster", "{said}");
+    assert!(said.contains("shop: right in") && said.contains("shop-other: right in"), "{said}");
+    // NULLs are not zeros.
+    let changed = cuda.replacen("discounts_here.add(code - 1, valid)", "discounts_here.add(code - 1, 1)", 1);
+    assert_ne!(changed, cuda);
+    let (outcome, said) = judged(&changed);
+    assert!(outcome == "wrong" && said.contains("discount"), "{said}");
+    let triton = include_str!("../prompts/example-triton.plan");
+    let (outcome, said) = judged(&triton.replacen("level = \"full\"", "level = \"core\"", 1));
+    assert!(outcome == "refused" && said.contains("choose level `full` for Triton"), "{said}");
+    let (outcome, said) = judged(triton);
+    assert!(outcome != "refused" && said.contains("rules: kept") && said.contains("GPUs only"), "{said}");
 }
 
 #[test]
@@ -210,6 +243,7 @@ fn level_core_keeps_all_but_the_hot_phase() {
             "l_discount = \"decimal(15,2) as i16\"",
             "inputs",
         ),
+        ("another mark", "hot = true", "", "the slowest phase"),
         ("a macro", "#include \"dkb.cuh\"\n", "#include \"dkb.cuh\"\n#define v6 0\n", "directives"),
     ] {
         let changed = plan.replacen(from, to, 1);

@@ -232,6 +232,11 @@ fn plans_compile_to_cubins() {
     }
     let variants: Vec<Vec<usize>> = cubins(&plan(SOURCE)).into_iter().map(|k| k.divisible).collect();
     assert_eq!(variants, [vec![], vec![2]]);
+    let example = include_str!("../prompts/example-triton.plan");
+    let example = text::parse(example).expect("the example is a plan");
+    dkb_kernels::check(&example).expect("the example is a right one");
+    // One kernel has two variants.
+    assert_eq!(cubins(&example).len(), 6);
 }
 
 #[test]

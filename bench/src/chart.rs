@@ -2,11 +2,6 @@
 //!
 //! Invariant: the text stands alone: no fonts, styles or scripts from elsewhere.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
-
 use crate::floor::{Floors, Row};
 
 /// Pixels; the chart is wider where there are many queries or long names.
@@ -95,23 +90,6 @@ impl Floors<'_> {
     }
 }
 
-/// Writes a file that appears complete or not at all.
-///
-/// # Errors
-/// Names the file.
-pub fn write_file(path: &Path, text: &str) -> Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = path.with_file_name(name);
-    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
-    written.with_context(|| {
-        // The write has failed: whether its remains can be removed changes nothing.
-        let _ = fs::remove_file(&partial);
-        format!("cannot write {}: name a file in a folder that exists and can be written to", path.display())
-    })
-}
-
 /// Between ticks: 1, 2 or 5 times a power of ten, so that there are four to ten.
 pub(crate) fn step(most: f64) -> f64 {
     if most <= 0.0 {
@@ -180,17 +158,5 @@ mod tests {
         for (most, expected) in [(0.0, 1.0), (1.0, 0.2), (1.9, 0.2), (3.0, 0.5), (49.0, 5.0), (70.0, 10.0)] {
             assert!((step(most) - expected).abs() < 1e-12, "{most}");
         }
-    }
-
-    #[test]
-    fn files_are_whole_or_absent() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("chart.svg");
-        write_file(&path, "one").unwrap();
-        write_file(&path, "two").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        let error = write_file(&dir.path().join("none/chart.svg"), "").unwrap_err();
-        assert!(format!("{error:#}").contains("none/chart.svg: name a file"), "{error:#}");
     }
 }

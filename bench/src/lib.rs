@@ -5,6 +5,7 @@
 
 mod chart;
 mod compare;
+mod file;
 mod floor;
 pub mod judge;
 pub mod perturb;
@@ -14,7 +15,7 @@ pub mod results;
 pub mod synthesize;
 pub mod verdict;
 
-pub use chart::write_file;
 pub use compare::compare;
+pub use file::write_file;
 pub use floor::Floors;
 pub use report::{Device, Query, Report};

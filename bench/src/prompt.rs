@@ -17,13 +17,17 @@ const ENV: &str = include_str!("../../prompts/env.md");
 const DATA: &str = include_str!("../../prompts/data.md");
 
 /// The worked examples of the blocks of frameworks.
-const CUDA_EXAMPLE: &str = include_str!("../../prompts/example.plan");
+const CUDA_EXAMPLE: &str = include_str!("../../prompts/example-cuda.plan");
 const TRITON_EXAMPLE: &str = include_str!("../../prompts/example-triton.plan");
+
+/// Why there is no level `core` in Triton.
+pub const NO_TRITON_CORE: &str = "level `core` keeps kernels of the generated plan, which are CUDA C++, and a plan is \
+     written in one language: choose level `full` for Triton";
 
 /// What goes into a prompt.
 #[derive(Debug, Clone)]
 pub struct Facts<'a> {
-    /// The generated plan.
+    /// The generated plan, of which one phase is marked `hot`.
     pub plan: &'a Plan,
     /// What may change.
     pub level: Level,
@@ -37,9 +41,9 @@ pub struct Facts<'a> {
     pub gb_per_s: Option<f64>,
     /// Driver and compiler.
     pub versions: String,
-    /// Scale factor of the data.
+    /// Scale factor of the data; 0 for other data than TPC-H's.
     pub scale: f64,
-    /// Share of the time that the hot phase takes, if it was measured.
+    /// Share of the time that the hot phase takes, from 0 to 0.999, if it was measured.
     pub hot_share: Option<f64>,
     /// Blocks that are left out: `gpu`, `data`.
     pub without: &'a [String],
@@ -48,7 +52,7 @@ pub struct Facts<'a> {
 /// The prompt.
 ///
 /// # Errors
-/// A level without a block, or a block to leave out that does not exist.
+/// A level without a block, level `core` in Triton, or a block to leave out that does not exist.
 pub fn compose(facts: &Facts<'_>) -> Result<String> {
     if let Some(other) = facts.without.iter().find(|w| !["gpu", "data"].contains(&w.as_str())) {
         bail!("--without {other}: only `gpu` and `data` can be left out");
@@ -60,13 +64,22 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
         Level::Baseline => bail!("a prompt asks for a plan of level `core` or `full`"),
     };
     let hot = plan.phases.iter().find(|p| p.hot).context("the generated plan marks no hot phase")?;
-    let share = match facts.hot_share {
-        Some(share) => format!("{:.0} % of the time", share * 100.0),
-        None => "by estimate the slowest".to_owned(),
-    };
-    let bound = match facts.hot_share {
-        Some(share) if share < 1.0 => format!("{:.1}", 1.0 / (1.0 - share)),
-        _ => "many".to_owned(),
+    let (share, bound) = match facts.hot_share {
+        Some(share) => {
+            // As it is printed, so that the two figures agree.
+            let h = (share * 1e3).round() / 1e3;
+            (
+                format!("As measured, it takes the share h = {h:.3} of the time."),
+                format!(
+                    "While all else takes as long as now, the query becomes at most 1/(1 - h) = {:.2} times as fast.",
+                    1.0 / (1.0 - h)
+                ),
+            )
+        }
+        None => (
+            "It is the slowest by an estimate from the bytes that phases move.".to_owned(),
+            "What a faster one can gain was not measured.".to_owned(),
+        ),
     };
     let bandwidth = match facts.gb_per_s {
         Some(gb) => format!("{gb:.0} GB/s, measured"),
@@ -74,14 +87,10 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
     };
     let (framework, example) = match facts.framework {
         Framework::Cuda => (CUDA, CUDA_EXAMPLE),
-        Framework::Triton if facts.level == Level::Core => {
-            bail!(
-                "level `core` keeps kernels of the generated plan, which are CUDA: Triton needs level `full`"
-            )
-        }
+        Framework::Triton if facts.level == Level::Core => bail!(NO_TRITON_CORE),
         Framework::Triton => (TRITON, TRITON_EXAMPLE),
     };
-    let scale = facts.scale.to_string();
+    let scale = if facts.scale > 0.0 { format!(", scale factor {}", facts.scale) } else { String::new() };
     let (printed, primitives, prototypes) = (text::print(plan), primitives(), prototypes(&plan.source));
     let tables = tables(plan, facts.tables)?;
     let values: [(&str, &str); 13] = [
@@ -254,11 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_are_plans() {
-        for example in [CUDA_EXAMPLE, TRITON_EXAMPLE] {
+    fn the_examples_answer_one_query_and_show_what_they_should() {
+        let sql = include_str!("../../prompts/example.sql");
+        let query = dkb_runtime::tpch::workload::parse_query("example", sql).unwrap();
+        assert!(query.sql.contains("JOIN") && query.sql.contains("GROUP BY"));
+        for (example, framework) in [(CUDA_EXAMPLE, Framework::Cuda), (TRITON_EXAMPLE, Framework::Triton)] {
             let plan = text::parse(example).unwrap();
             dkb_kernels::check(&plan).unwrap();
-            assert_eq!(plan.level, Level::Full);
+            assert_eq!((plan.level, plan.framework, &plan.sql), (Level::Full, framework, &query.sql));
+            assert!(plan.inputs.values().flat_map(|columns| columns.values()).any(|repr| repr.nullable));
+            assert!(plan.result.columns.iter().any(|column| column.nullable));
         }
     }
 }

@@ -184,7 +184,7 @@ mod tests {
                 return;
             }
             assert!(fs::read("/etc/passwd").is_err());
-            assert_eq!(triton::compile(&plan, "sm_90").unwrap().len(), 3);
+            assert_eq!(triton::compile(&plan, "sm_90").unwrap().len(), 6);
         });
         caged.join().unwrap();
     }

@@ -164,6 +164,7 @@ impl Session {
             shards: config.shards,
             budget_bytes,
             timeline: Arc::new(Timeline::new(config.trace)),
+            apart: false,
         };
         let catalog = data.catalog();
         let chunk_bytes = config.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES);
@@ -367,15 +368,42 @@ impl Session {
     /// # Errors
     /// Wrong parameters, a query that fails on this data, device failures.
     pub fn execute(&self, prepared: &mut Prepared, params: &[(String, String)]) -> Result<Execution, Error> {
+        self.execute_with(prepared, params, &self.options)
+    }
+
+    /// Runs a prepared query as [`Session::execute`] does, but issues each launch by itself, and records it and each
+    /// exchange among the spans. That takes more time than an ordinary run.
+    ///
+    /// # Errors
+    /// As [`Session::execute`].
+    pub fn execute_apart(
+        &self,
+        prepared: &mut Prepared,
+        params: &[(String, String)],
+    ) -> Result<Execution, Error> {
+        self.execute_with(prepared, params, &RunOptions { apart: true, ..self.options.clone() })
+    }
+
+    fn execute_with(
+        &self,
+        prepared: &mut Prepared,
+        params: &[(String, String)],
+        options: &RunOptions,
+    ) -> Result<Execution, Error> {
         let _busy = self.lock();
-        let execution = self.execute_kept(prepared, params);
+        let execution = self.execute_kept(prepared, params, options);
         if self.store.mode == Mode::Stream {
             self.store.forget();
         }
         execution
     }
 
-    fn execute_kept(&self, prepared: &mut Prepared, params: &[(String, String)]) -> Result<Execution, Error> {
+    fn execute_kept(
+        &self,
+        prepared: &mut Prepared,
+        params: &[(String, String)],
+        options: &RunOptions,
+    ) -> Result<Execution, Error> {
         let (mut least, mut spent_ms) = (1, 0.0);
         // What a failed run recorded.
         self.shared.timeline.take();
@@ -398,21 +426,20 @@ impl Session {
                 guard.before(program, &prepared.workers)?;
             }
             let started = Instant::now();
-            let output =
-                match run(program, store, facts, &mut prepared.workers, &values, setup, &self.options)? {
-                    Outcome::Rows(output) => output,
-                    Outcome::Violated(index) => {
-                        spent_ms += ms(started);
-                        self.replan(prepared, index)?;
-                        continue;
-                    }
-                    Outcome::TooLarge => {
-                        spent_ms += ms(started);
-                        least = parts * 2;
-                        prepared.setup = None;
-                        continue;
-                    }
-                };
+            let output = match run(program, store, facts, &mut prepared.workers, &values, setup, options)? {
+                Outcome::Rows(output) => output,
+                Outcome::Violated(index) => {
+                    spent_ms += ms(started);
+                    self.replan(prepared, index)?;
+                    continue;
+                }
+                Outcome::TooLarge => {
+                    spent_ms += ms(started);
+                    least = parts * 2;
+                    prepared.setup = None;
+                    continue;
+                }
+            };
             let exec_ms = spent_ms + ms(started);
             if let Some(guard) = &mut prepared.guard {
                 let layout = setup.layout_of(&output);

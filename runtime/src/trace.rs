@@ -66,7 +66,7 @@ pub struct Span {
     pub device: usize,
     /// What it was.
     pub stage: Stage,
-    /// Of what: a table, a kernel, a phase.
+    /// Of what: a table, `PHASE: KERNEL`, a phase.
     pub name: String,
     /// When it began, by [`now_ms`].
     pub start_ms: f64,
@@ -172,6 +172,30 @@ pub fn busy_ms<'a>(spans: impl Iterator<Item = &'a Span>) -> f64 {
     busy
 }
 
+/// Milliseconds during which the kernels and the exchange of each phase were under way, by the phase's name: those of
+/// the device on which it took longest.
+pub fn phases(spans: &[Span]) -> BTreeMap<String, f64> {
+    let mut groups: BTreeMap<(&str, usize), Vec<&Span>> = BTreeMap::new();
+    for span in spans.iter().filter(|s| matches!(s.stage, Stage::Kernel | Stage::Exchange)) {
+        let phase = span.name.split(": ").next().unwrap_or_default();
+        groups.entry((phase, span.device)).or_default().push(span);
+    }
+    let mut phases: BTreeMap<String, f64> = BTreeMap::new();
+    for ((phase, _), spans) in groups {
+        let longest = phases.entry(phase.to_owned()).or_default();
+        *longest = longest.max(busy_ms(spans.into_iter()));
+    }
+    phases
+}
+
+/// The middle sample, or the mean of the two in the middle; None without any.
+pub fn median(samples: &[f64]) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    Some(f64::midpoint(sorted[last / 2], sorted[sorted.len() / 2]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +210,30 @@ mod tests {
         let spans = [span(5.0, 6.0), span(0.0, 2.0), span(1.0, 3.0), span(1.5, 2.5)];
         assert_eq!(busy_ms(spans.iter()), 4.0);
         assert_eq!(busy_ms([].iter()), 0.0);
+    }
+
+    #[test]
+    fn phases_are_those_of_their_slowest_device() {
+        let span = |device, stage, name: &str, end_ms| Span {
+            device,
+            name: name.to_owned(),
+            ..span(stage, 1.0, end_ms, 0)
+        };
+        let spans = [
+            span(0, Stage::Kernel, "scan: add", 3.0),
+            span(1, Stage::Kernel, "scan: add", 4.0),
+            span(0, Stage::Exchange, "scan", 6.0),
+            span(0, Stage::Kernel, "look: look", 2.0),
+            span(0, Stage::Finish, "finish", 9.0),
+        ];
+        assert_eq!(phases(&spans), [("look".to_owned(), 1.0), ("scan".to_owned(), 5.0)].into());
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub const WORDS: [&str; 8] = ["", "apple", "apple pie", "banana", "Banana", "a_b
 /// The first day of the dates: 1995-01-01.
 pub const FIRST_DAY: i32 = 9131;
 
+/// 2024-01-01 as a day of the dates of sales.
+const FIRST_DAY_OF_2024: i32 = 19_723;
+
 /// Writes table `name` with `rows` rows into `dir`, in row groups of 100 rows. Its columns begin with
 /// `name_`:
 ///
@@ -83,6 +86,35 @@ pub fn write(dir: &Path, name: &str, rows: usize, seed: u64) {
     let columns = columns.map(|(column, array, nullable)| (format!("{name}_{column}"), array, nullable));
     let batch = RecordBatch::try_from_iter_with_nullable(columns).expect("columns have equal lengths");
     write_batch(dir, name, &batch, 100);
+}
+
+/// Writes the tables of the prompts' worked examples into `dir`: `stores` of five regions, and `sales`, of which some have
+/// no discount, and none of one region has.
+pub fn write_shop(dir: &Path, sales: usize, seed: u64) {
+    const REGIONS: [&str; 5] = ["east", "north", "online", "south", "west"];
+    const STORES: i64 = 500;
+    let mut r = SmallRng::seed_from_u64(seed);
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(1..=STORES));
+    let region = |store: i64| REGIONS[store as usize % REGIONS.len()];
+    let regions: ArrayRef = Arc::new(StringArray::from_iter_values((1..=STORES).map(region)));
+    let stores = [("st_id", ids, false), ("st_region", regions, false)];
+    let stores = RecordBatch::try_from_iter_with_nullable(stores).expect("columns have equal lengths");
+    write_batch(dir, "stores", &stores, 100);
+
+    let store: Vec<i64> = (0..sales).map(|_| r.random_range(1..=STORES)).collect();
+    let day = Date32Array::from_iter_values((0..sales).map(|_| FIRST_DAY_OF_2024 + r.random_range(0..366)));
+    let cents = store.iter().map(|s| {
+        let known = region(*s) != "online" && r.random_bool(0.8);
+        known.then(|| r.random_range(0i128..2000))
+    });
+    let discount = cents.collect::<Decimal128Array>().with_precision_and_scale(12, 2);
+    let sales = [
+        ("sa_store", Arc::new(Int64Array::from(store)) as ArrayRef, false),
+        ("sa_day", Arc::new(day), false),
+        ("sa_discount", Arc::new(discount.expect("cents fit the precision")), true),
+    ];
+    let sales = RecordBatch::try_from_iter_with_nullable(sales).expect("columns have equal lengths");
+    write_batch(dir, "sales", &sales, 5000);
 }
 
 /// Writes a batch as `dir/name.parquet`.

@@ -29,7 +29,7 @@ enum Command {
     Judge {
         /// The plan file
         file: PathBuf,
-        /// The query that it answers; by default the file's name up to the first dot
+        /// The query that it answers, or a file NAME.sql with it; by default the plan file's name up to the first dot
         #[arg(long, value_name = "NAME")]
         query: Option<String>,
         #[command(flatten)]
@@ -40,11 +40,11 @@ enum Command {
     },
     /// Print the prompt that asks a person or a model for a faster plan of a query
     Prompt {
-        /// The query
+        /// The query: q01 to q22, or a file NAME.sql whose parameters are declared as in runtime/tpch/queries
         query: String,
         #[command(flatten)]
         judging: Judging,
-        /// What of the generated plan may change
+        /// What of the generated plan may change; core in CUDA only
         #[arg(long, value_enum, default_value_t = Level::Full)]
         level: Level,
         /// What the plan's source is written in

@@ -6,6 +6,7 @@
 mod correct;
 mod measure;
 mod process;
+mod profile;
 mod rules;
 mod timing;
 mod worker;
@@ -25,6 +26,7 @@ pub use worker::{Machine, SUBCOMMAND as WORKER, main as worker_main};
 
 use correct::Set;
 use process::{Ended, Process};
+use profile::Profile;
 use worker::{Kind, Open, Opened, Program};
 
 use crate::prompt::{Facts, compose};
@@ -58,7 +60,7 @@ pub struct Config {
     pub limit: Duration,
 }
 
-/// Judges candidates for the queries of TPC-H.
+/// Judges candidates for queries: those of TPC-H by name, others as files `NAME.sql` with declared parameters.
 pub struct Judge {
     config: Config,
     /// The engine that shares nothing with ours, over each data set.
@@ -141,7 +143,8 @@ impl Judge {
         Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
     }
 
-    /// The prompt that asks for a faster plan of a query.
+    /// The prompt that asks for a faster plan of a query. The generated plan in it is run some times, so that it is
+    /// known which of its phases is hot.
     ///
     /// # Errors
     /// No such query, a device that cannot be opened, or level `core` in Triton.
@@ -152,8 +155,10 @@ impl Judge {
         framework: Framework,
         without: &[Block],
     ) -> Result<String> {
-        let (_, opened) = self.start_baseline(&find(query)?, &self.timed_set())?;
-        let plan = text::parse(&opened.plan).context("the baseline's plan")?;
+        let query = find(query)?;
+        let (mut baseline, opened) = self.start_baseline(&query, &self.timed_set())?;
+        let mut plan = text::parse(&opened.plan).context("the baseline's plan")?;
+        let hot_share = self.profile(&query, &mut baseline)?.mark(&mut plan, None);
         let tables = DataSet::open(&self.config.data)?.catalog();
         let left_out = |block: &Block| match block {
             Block::Gpu => "gpu".to_owned(),
@@ -174,7 +179,7 @@ impl Judge {
             gb_per_s: opened.gb_per_s,
             versions: opened.versions,
             scale: scale(&self.config.data)?,
-            hot_share: None,
+            hot_share,
             without: &without.iter().map(left_out).collect::<Vec<_>>(),
         })
     }
@@ -219,14 +224,23 @@ impl Judge {
         Process::start(&self.open(set, program), LONG).map_err(|ended| baseline_broke(query, set, &ended))
     }
 
+    /// Where the baseline's time goes on the data on which plans are timed.
+    fn profile(&self, query: &Query, baseline: &mut Process) -> Result<Profile> {
+        let params = workload::scaled_params(&query.name, scale(&self.config.data)?);
+        baseline.profile(&params, LONG).map_err(|ended| baseline_broke(query, &self.timed_set(), &ended))
+    }
+
     fn examine(
         &mut self,
         query: &Query,
         candidate: &str,
         found: &mut Found,
     ) -> Result<(Outcome, String), Stop> {
-        let baseline = self.start_baseline(query, &self.timed_set())?;
-        let plan = text::parse(&baseline.1.plan).context("the baseline's plan")?;
+        let (mut baseline, opened) = self.start_baseline(query, &self.timed_set())?;
+        let mut plan = text::parse(&opened.plan).context("the baseline's plan")?;
+        if let Some(claimed) = rules::claimed_hot(candidate) {
+            self.profile(query, &mut baseline)?.mark(&mut plan, Some(&claimed));
+        }
         rules::read(candidate, &plan).map_err(|reason| Rejected::new(Outcome::Refused, reason))?;
         found.checks.insert("rules".to_owned(), "kept".to_owned());
         drop(baseline);
@@ -292,9 +306,16 @@ fn scale(data: &Path) -> Result<f64> {
     Ok(workload::scale_factor(suppliers))
 }
 
+/// A query of TPC-H, or that of a file.
 fn find(name: &str) -> Result<Query> {
+    let path = Path::new(name);
+    if path.extension().is_some_and(|extension| extension == "sql") {
+        let text = std::fs::read_to_string(path).with_context(|| name.to_owned())?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        return Ok(Query { name: stem, ..workload::parse_query(name, &text)? });
+    }
     let query = workload::queries().into_iter().find(|q| q.name == name);
-    query.with_context(|| format!("no query `{name}`: there are q01 to q22"))
+    query.with_context(|| format!("no query `{name}`: there are q01 to q22, and files NAME.sql"))
 }
 
 fn query_sql(query: &Query, params: &Params) -> Result<String> {

@@ -13,6 +13,7 @@ use dkb_runtime::wire::{how_it_ended, read_batch, read_message, write_message};
 use tempfile::TempDir;
 
 use super::Params;
+use super::profile::Profile;
 use super::worker::{Failed, Kind, Open, Opened, Program, Reply, Request, SUBCOMMAND};
 
 /// The file in its scratch folder to which a worker complains.
@@ -126,6 +127,17 @@ impl Process {
     pub(super) fn swap_rows(&mut self, limit: Duration) -> Result<Vec<String>, Ended> {
         match self.ask(&Request::SwapRows, limit)? {
             (Reply::Swapped(left), _) => Ok(left),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    /// Runs the plan some times and tells where the time goes.
+    ///
+    /// # Errors
+    /// See [`Ended`].
+    pub(super) fn profile(&mut self, params: &[(String, String)], limit: Duration) -> Result<Profile, Ended> {
+        match self.ask(&Request::Profile(params.to_vec()), limit)? {
+            (Reply::Profiled(profile), _) => Ok(profile),
             _ => Err(out_of_step()),
         }
     }

@@ -1,6 +1,8 @@
 //! What a candidate may change of the baseline plan, judged on the texts alone.
 
-use dkb_kernels::{Finish, Level, Phase, Plan, check, text};
+use dkb_kernels::{Finish, Framework, Level, Phase, Plan, check, text};
+
+use crate::prompt::NO_TRITON_CORE;
 
 /// Reads a candidate and checks it by itself and against the baseline.
 ///
@@ -12,10 +14,17 @@ pub(super) fn read(candidate: &str, baseline: &Plan) -> Result<Plan, String> {
     keeps(&plan, baseline)?;
     match plan.level {
         Level::Baseline => Err("level: a candidate is `core` or `full`".to_owned()),
+        Level::Core if plan.framework == Framework::Triton => Err(NO_TRITON_CORE.to_owned()),
         Level::Core => is_core(&plan, baseline),
         Level::Full => Ok(()),
     }?;
     Ok(plan)
+}
+
+/// The phase that a candidate of level `core` marks as the one it replaces.
+pub(super) fn claimed_hot(candidate: &str) -> Option<String> {
+    let plan = text::parse(candidate).ok().filter(|plan| plan.level == Level::Core)?;
+    plan.phases.into_iter().find(|phase| phase.hot).map(|phase| phase.name)
 }
 
 /// The parts that are the planner's at any level.
@@ -66,6 +75,13 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
     if plan.phases.len() != baseline.phases.len() {
         return differs("the number of phases".to_owned());
     }
+    if hot_phases(plan) != hot_phases(baseline) {
+        return Err(format!(
+            "level `core` replaces the slowest phase of the generated plan, and keeps the mark: `hot = true` belongs to \
+             phase `{}` alone",
+            hot_phases(baseline).join("`, `")
+        ));
+    }
     for (ours, theirs) in plan.phases.iter().zip(&baseline.phases) {
         let launches = if theirs.hot { theirs.launches.clone() } else { ours.launches.clone() };
         let merge = if theirs.hot { theirs.merge.clone() } else { ours.merge.clone() };
@@ -100,6 +116,10 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
         }
         None => Ok(()),
     }
+}
+
+fn hot_phases(plan: &Plan) -> Vec<&str> {
+    plan.phases.iter().filter(|p| p.hot).map(|p| p.name.as_str()).collect()
 }
 
 fn kernels(phase: &Phase) -> impl Iterator<Item = &str> {

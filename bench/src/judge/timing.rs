@@ -18,17 +18,9 @@ pub(super) const WITHIN: f64 = 0.01;
 /// The same on host devices, which share their cores with everything else: such times are shown, never published.
 pub(super) const WITHIN_ON_HOST: f64 = 0.1;
 
-/// The middle of sorted samples.
-fn middle(sorted: &[f64]) -> f64 {
-    let n = sorted.len();
-    if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
-}
-
 /// The median of samples, of which there is at least one.
-pub(super) fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = samples.into_iter().collect();
-    sorted.sort_by(f64::total_cmp);
-    middle(&sorted)
+fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
+    dkb_runtime::trace::median(&samples.into_iter().collect::<Vec<_>>()).unwrap_or(f64::NAN)
 }
 
 /// The 95 % interval of the median by order statistics: the k-th smallest and k-th largest sample, k being the

@@ -17,6 +17,8 @@ use dkb_runtime::session::{Prepared, Session, SessionConfig};
 use dkb_runtime::wire::{encode_batch, read_message, take_stdout, write_message};
 use serde::{Deserialize, Serialize};
 
+use super::profile::Profile;
+
 /// The hidden subcommand that makes the program a worker.
 pub const SUBCOMMAND: &str = "worker";
 
@@ -69,6 +71,8 @@ pub(super) enum Request {
     Run(Vec<(String, String)>),
     /// Swaps rows of the plan's tables in place, or puts them back.
     SwapRows,
+    /// Runs the plan some times with these parameters and tells where the time goes.
+    Profile(Vec<(String, String)>),
 }
 
 /// The worker's answer: one a request.
@@ -87,6 +91,8 @@ pub(super) enum Reply {
     },
     /// Rows are in another order, but for those of the named tables.
     Swapped(Vec<String>),
+    /// Where the plan's time goes.
+    Profiled(Profile),
     /// The request failed.
     Failed(Failed),
 }
@@ -177,6 +183,7 @@ fn serve(args: &[String]) -> io::Result<()> {
                 });
                 Reply::Opened(reply)
             }),
+            Request::Profile(params) => profile(opened.as_mut(), &params).map(Reply::Profiled),
             Request::Run(params) => {
                 run(opened.as_mut(), &params).and_then(|(exec_ms, finish_rows, batch)| {
                     bytes = encode_batch(&batch).map_err(|e| failed(Kind::Fault, e))?;
@@ -248,6 +255,15 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
         versions: device.map(|d| d.versions()).unwrap_or_default(),
     };
     Ok((session, prepared, opened))
+}
+
+fn profile(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<Profile, Failed> {
+    let Loaded { session, prepared, .. } = opened.ok_or_else(nothing_open)?;
+    Profile::measure(session, prepared, params).map_err(|e| failed(Kind::Fault, e))
+}
+
+fn nothing_open() -> Failed {
+    failed(Kind::Setup, "no data set is open")
 }
 
 fn run(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<(f64, u64, RecordBatch), Failed> {

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use dkb_runtime::trace::median;
 use serde::de::DeserializeOwned;
 
 use crate::verdict::{Environment, LEAST_SPEEDUP, Outcome, Round, Run};
@@ -236,7 +237,7 @@ impl Results {
         let baselines: BTreeMap<Ground, BTreeMap<String, f64>> = times
             .into_iter()
             .map(|(ground, times)| {
-                let medians = times.into_iter().filter_map(|(query, times)| Some((query, median(times)?)));
+                let medians = times.into_iter().filter_map(|(query, times)| Some((query, median(&times)?)));
                 (ground, medians.collect())
             })
             .collect();
@@ -249,7 +250,7 @@ impl Results {
                     unfinished.push(query);
                     continue;
                 }
-                let base_ms = median(trajectory.base_ms()).or_else(|| known.get(&query).copied());
+                let base_ms = median(&trajectory.base_ms()).or_else(|| known.get(&query).copied());
                 let base_ms = base_ms.with_context(|| {
                     format!(
                         "{}: nothing tells the time of {query} of the baseline {}: judge a right candidate for it \
@@ -493,13 +494,6 @@ fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The middle value, or the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let at = values.len().checked_sub(1)?;
-    Some(f64::midpoint(values[at / 2], values[values.len() / 2]))
-}
-
 /// Spearman's rank correlation: Pearson's of the ranks, where equal values share the mean of their ranks. None for
 /// fewer than two pairs, and where either side is constant.
 fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
@@ -736,7 +730,6 @@ mod tests {
         assert!((rho + 1.5 / 22.5f64.sqrt()).abs() < 1e-12, "{rho}");
         assert_eq!(spearman(&[(1.0, 1.0), (1.0, 2.0)]), None);
         assert_eq!(spearman(&[]), None);
-        assert_eq!((median(vec![3.0, 1.0]), median(vec![])), (Some(2.0), None));
     }
 
     #[test]

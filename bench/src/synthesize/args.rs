@@ -10,6 +10,7 @@ use dkb_runtime::tpch::workload;
 use super::http::{self, Http, HttpOptions, Protocol};
 use super::provider::{Exec, Mailbox, Provider, ProviderName, Replay};
 use super::{Config, Prices};
+use crate::prompt::NO_TRITON_CORE;
 use crate::verdict::{Environment, Run};
 
 /// The wait after the first failed request.
@@ -40,7 +41,7 @@ pub struct SynthesizeArgs {
     /// What the plan's source is written in
     #[arg(long, value_enum, default_value_t = Framework::Cuda)]
     pub framework: Framework,
-    /// What of the baseline plan may change: its hot phase, or everything
+    /// What of the baseline plan may change: its hot phase (in CUDA), or everything
     #[arg(long, value_enum, default_value_t = Level::Full)]
     pub level: Level,
     /// Blocks to leave out of the prompt
@@ -111,12 +112,15 @@ impl SynthesizeArgs {
     /// What to do, given where it will be judged.
     ///
     /// # Errors
-    /// A query is not known.
+    /// A query is not known, or level `core` in Triton.
     pub fn config(&self, environment: Environment) -> Result<Config> {
         let known: Vec<String> = workload::queries().into_iter().map(|query| query.name).collect();
         let queries = if self.query == ["all"] { known.clone() } else { self.query.clone() };
         if let Some(query) = queries.iter().find(|query| !known.contains(query)) {
             bail!("--query: there is no query {query:?}: give all, or names among {}", known.join(","));
+        }
+        if (self.level, self.framework) == (Level::Core, Framework::Triton) {
+            bail!(NO_TRITON_CORE);
         }
         let mut without = self.without.clone();
         without.sort_unstable();
@@ -216,11 +220,11 @@ mod tests {
         assert_eq!((config.queries.len(), config.jobs, config.wall.as_secs()), (22, 1, 900));
         assert_eq!(config.prices, Some(Prices { in_usd: 3.0, out_usd: 15.0 }));
 
-        let args = parse("--provider mailbox:m --query q06,q14,q01 --framework triton --level core").unwrap();
+        let args = parse("--provider mailbox:m --query q06,q14,q01 --framework triton").unwrap();
         let config = args.config(Environment::default()).unwrap();
         assert_eq!(
             (config.run.framework.as_str(), config.run.level.as_str(), config.jobs),
-            ("triton", "core", 3)
+            ("triton", "full", 3)
         );
         assert_eq!(config.prices, None);
     }
@@ -232,6 +236,9 @@ mod tests {
         assert!(parse("--provider openai --jobs 0").unwrap_err().contains("--jobs"));
         let config = parse("--provider openai --query q06,q23").unwrap().config(Environment::default());
         assert!(config.unwrap_err().to_string().contains("\"q23\""));
+        let config = parse("--provider openai --framework triton --level core").unwrap();
+        let error = config.config(Environment::default()).unwrap_err().to_string();
+        assert!(error.contains("CUDA C++") && error.contains("choose level `full`"), "{error}");
         let missing = parse("--provider openai --key-env DKB_NO_SUCH_KEY").unwrap().provider();
         assert!(missing.err().unwrap().to_string().contains("set DKB_NO_SUCH_KEY"));
         let url = parse("--provider openai --base-url http://user:secret@host").unwrap().provider();

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::store;
+use crate::file::write_file;
 
 /// The longest reply that is read, in bytes.
 pub(crate) const MOST_REPLY_BYTES: u64 = 32 << 20;
@@ -225,7 +226,7 @@ impl Provider for Mailbox {
                 "{} answers another prompt: remove it, or name an empty folder",
                 reply.display()
             );
-            store::write(&prompt, request.prompt)?;
+            write_file(&prompt, request.prompt)?;
         }
         let mut last_bytes = 0;
         loop {

@@ -5,7 +5,7 @@
 //! point goes on from what the folder holds.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,10 +13,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::provider::Reply;
+use crate::file::{PARTIAL, sync, write_file};
 use crate::verdict::{Round, Run};
-
-/// How the names of files end that are being written.
-const PARTIAL: &str = ".partial";
 
 /// A run's folder, held by one process.
 #[derive(Debug)]
@@ -126,33 +124,13 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Writes a file that appears whole, on the disk, or not at all.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(PARTIAL);
-    let partial = path.with_file_name(name);
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    };
-    write().with_context(|| {
-        // The write has failed: whether its remains can be removed changes nothing.
-        let _ = fs::remove_file(&partial);
-        cannot("write", path)
-    })?;
-    path.parent().map_or(Ok(()), sync)
-}
-
 fn round_folder(folder: &Path, query: &str, round: u32) -> PathBuf {
     folder.join(query).join(format!("{round:02}"))
 }
 
 /// Adds a file to the folder; one that is there stays.
 fn add(path: &Path, text: &str) -> Result<()> {
-    if path.exists() { Ok(()) } else { write(path, text) }
+    if path.exists() { Ok(()) } else { write_file(path, text) }
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
@@ -166,11 +144,6 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let value = serde_json::from_str(&text)
         .with_context(|| format!("{} is damaged: remove it to do its step again", path.display()))?;
     Ok(Some(value))
-}
-
-/// Makes the names in a folder last.
-fn sync(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|folder| folder.sync_all()).with_context(|| cannot("write", folder))
 }
 
 /// Removes files that were being written, in a run's folder and the two levels below it.

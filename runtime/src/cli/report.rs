@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::args::LoadMode;
 use super::check::Mismatch;
 use super::protocol::{Measured, Opened};
-use crate::trace::Stage;
+use crate::trace::{Stage, median};
 
 /// The comparison with one reference.
 #[derive(Debug, Clone, Serialize)]
@@ -83,9 +83,9 @@ impl Ran {
         self.checks.iter().filter_map(differs).chain(self.objections.iter().cloned()).collect()
     }
 
-    /// Median of the timed runs, in milliseconds.
+    /// Median of the timed runs, in milliseconds; 0 without any.
     pub(super) fn exec_ms_median(&self) -> f64 {
-        median(&self.measured.exec_ms)
+        median(&self.measured.exec_ms).unwrap_or(0.0)
     }
 }
 
@@ -93,17 +93,6 @@ impl Outcome {
     /// Whether the query ran and no check failed.
     pub(super) fn is_good(&self) -> bool {
         self.result.as_ref().is_ok_and(|ran| ran.verdict() != Verdict::Failed)
-    }
-}
-
-/// Median of samples; 0 without any.
-pub(super) fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
     }
 }
 
@@ -323,13 +312,6 @@ mod tests {
 
     fn checked(mismatch: Option<Mismatch>) -> Checked {
         Checked { reference: "datafusion 1".into(), rule: "every cell equal".into(), mismatch }
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&[]), 0.0);
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0]), 2.5);
     }
 
     #[test]

@@ -100,7 +100,7 @@ extern "C" __global__ void add(u64 rows, const i16* k, i64* total) {
 extern "C" __global__ void look(i64*) {}
 "#;
 
-    fn run(source: &str, trace: bool) -> Result<Execution, crate::exec::Error> {
+    fn run(source: &str, trace: bool, apart: bool) -> Result<Execution, crate::exec::Error> {
         let dir = data();
         let spec = DeviceSpec { gpus: Some(2), ..DeviceSpec::default() };
         let config = SessionConfig { kind: DeviceKind::Host, spec, trace, ..SessionConfig::default() };
@@ -108,12 +108,19 @@ extern "C" __global__ void look(i64*) {}
         let mut prepared = session.prepare_plan(text::parse(&plan(HEADER, source)).unwrap()).unwrap();
         session.load(&mut prepared).unwrap();
         assert!(prepared.load_spans().iter().any(|span| span.stage == Stage::Decode && span.bytes > 0));
-        session.execute(&mut prepared, &[])
+        if apart { session.execute_apart(&mut prepared, &[]) } else { session.execute(&mut prepared, &[]) }
     }
 
     #[test]
     fn kernels_and_exchanges_are_recorded_where_wanted() {
-        let mut spans = run(SOURCE, true).unwrap().spans;
+        for (trace, apart) in [(true, false), (false, true)] {
+            are_recorded(run(SOURCE, trace, apart).unwrap().spans);
+        }
+        let plain = run(SOURCE, false, false).unwrap().spans;
+        assert!(plain.iter().all(|span| span.stage == Stage::Finish), "{plain:?}");
+    }
+
+    fn are_recorded(mut spans: Vec<Span>) {
         spans.sort_by_key(|span| (span.device, span.stage));
         let found: Vec<_> = spans.iter().map(|s| (s.device, s.stage.name(), s.name.as_str())).collect();
         let of = |device| {
@@ -122,14 +129,12 @@ extern "C" __global__ void look(i64*) {}
         let finish = [(0, "finish", "finish")];
         assert_eq!(found, [&of(0)[..], &finish, &of(1)].concat());
         assert!(spans.iter().all(|Span { start_ms, end_ms, .. }| start_ms <= end_ms));
-        let plain = run(SOURCE, false).unwrap().spans;
-        assert!(plain.iter().all(|span| span.stage == Stage::Finish), "{plain:?}");
     }
 
     #[test]
     fn errors_name_device_phase_and_kernel() {
         let source = SOURCE.replace("look(i64*)", "look(i64*, i64*)");
-        let error = run(&source, false).map(drop).unwrap_err().to_string();
+        let error = run(&source, false, false).map(drop).unwrap_err().to_string();
         for word in ["host:", "`look`", "in or before phase `look`", "1 arguments"] {
             assert!(error.contains(word), "{error}");
         }

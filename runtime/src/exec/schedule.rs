@@ -124,7 +124,7 @@ impl Worker {
 }
 
 /// What a run is told.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct RunOptions {
     /// Fill unspecified buffers with a pattern that changes between runs.
     pub(crate) poison: bool,
@@ -136,6 +136,8 @@ pub(crate) struct RunOptions {
     pub(crate) budget_bytes: u64,
     /// Where spans are recorded.
     pub(crate) timeline: Arc<Timeline>,
+    /// Issue every launch by itself, and record it and every exchange among the spans.
+    pub(crate) apart: bool,
 }
 
 /// The outcome of a run.
@@ -281,7 +283,7 @@ pub(crate) fn run(
     }
     let Setup { parts, limit_bytes, sizes: first_sizes, layout: first_layout, replay } = setup;
     let (parts, limit_bytes) = (*parts, *limit_bytes);
-    let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !sanitizing();
+    let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !sanitizing() && !options.apart;
     let mut learned = vec![0; program.counters.len()];
     let mut grown: Option<(Vec<u64>, Layout)> = None;
     let mut reruns = 0;
@@ -303,7 +305,7 @@ pub(crate) fn run(
         let rows_pruned = rows_pruned(store, &visits)?;
         let feed = (!visits.is_empty()).then(|| Feed::new(store, program, visits)).transpose()?;
         let env = Env { program, facts, sizes, parts };
-        let marks = options.timeline.kernels.then(Marks::default);
+        let marks = (options.timeline.kernels || options.apart).then(Marks::default);
         let machine =
             Machine { env, store, feed: feed.as_ref(), layout, workers, poison, marks: marks.as_ref() };
         let mut counts = vec![0; sizes.len()];
