@@ -4,74 +4,22 @@
 
 #![expect(clippy::print_stdout, reason = "tests show what they ran, and what they skipped")]
 
+use std::sync::LazyLock;
+
 use dkb_kernels::{Framework, Plan, text};
 use dkb_runtime::device::host::HostDevice;
 use dkb_runtime::device::triton::{self, Compiled};
 use dkb_runtime::device::{Device, DeviceError};
 use dkb_tests::written_plans;
 
-/// A filtered sum; `BODY` in the source is replaced.
-const PLAN: &str = r#"/*--- kernel plan 1
-sql = "select sum(a) as total from t where a >= :least"
-framework = "triton"
-level = "full"
-[params.other]
-type = "utf8"
-default = "x"
-[params.least]
-type = "int32"
-default = "0"
-[inputs.t]
-a = "int32 as i32"
-[sizes]
-one = { value = "1", counter = "n" }
-[[buffers]]
-name = "n"
-type = "u64"
-len = "1"
-start = "zero"
-[[buffers]]
-name = "total"
-type = "i64"
-len = "1"
-start = "zero"
-reduce = "sum"
-[[phases]]
-name = "scan"
-over = "t"
-on = "partitions"
-writes = ["total"]
-[[phases.launches]]
-kernel = "scan"
-args = ["rows", "params", "t.a", "total"]
-triton = { programs = "(rows + 1023) / 1024", constexprs = { BLOCK = 1024 }, divisible = [2] }
-[result]
-size = "one"
-columns = [{ name = "total", type = "int64", from = "total" }]
----*/
-"#;
+/// A filtered sum; `TOP` and `BODY` in the source are replaced.
+const PLAN: &str = include_str!("plans/filtered-sum-triton.plan");
 
-const SOURCE: &str = r#"import triton
-import triton.language as tl
-
-ONE = tl.constexpr(1)
-
-@triton.jit
-def helper(x):
-    return tl.sum(x.to(tl.int64))
-
-# TOP
-@triton.jit
-def scan(rows, params, a, total, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(a + i, mask=i < rows, other=0, eviction_policy="evict_first")
-    keep = (i < rows) & (v >= tl.load(params + P_least))
-    # BODY
-    tl.atomic_add(total, helper(tl.where(keep, v, 0)), sem="relaxed")
-"#;
+/// The source of [`PLAN`].
+static SOURCE: LazyLock<String> = LazyLock::new(|| text::parse(PLAN).expect("the plan is one").source);
 
 fn plan(source: &str) -> Plan {
-    let plan = text::parse(&format!("{PLAN}{source}")).expect("the plan is one");
+    let plan = Plan { source: source.to_owned(), ..text::parse(PLAN).expect("the plan is one") };
     dkb_kernels::check(&plan).unwrap_or_else(|e| panic!("{e}\n{source}"));
     plan
 }
@@ -103,7 +51,7 @@ fn has_triton() -> bool {
 
 #[test]
 fn sources_that_are_not_plain_kernels_are_refused() {
-    if triton::check(&plan(SOURCE)).is_err_and(|error| lacks(&error)) {
+    if triton::check(&plan(&SOURCE)).is_err_and(|error| lacks(&error)) {
         return;
     }
     for (top, reason) in [
@@ -183,9 +131,9 @@ fn sources_that_are_not_plain_kernels_are_refused() {
     for (source, reason) in [
         (SOURCE.replace("BLOCK", "WIDTH"), "plan.py:12: `scan` has the parameters"),
         (SOURCE.replace("total, BLOCK", "total, more, BLOCK"), "plan.py:12: `scan` has the parameters"),
-        (format!("# coding: utf-7\n{SOURCE}"), "plan.py:1: the source must be UTF-8"),
-        (format!("\u{feff}{SOURCE}"), "plan.py:1: the source must be UTF-8"),
-        (format!("{SOURCE}x = {}1\n", "-".repeat(5000)), "plan.py:"),
+        (format!("# coding: utf-7\n{}", *SOURCE), "plan.py:1: the source must be UTF-8"),
+        (format!("\u{feff}{}", *SOURCE), "plan.py:1: the source must be UTF-8"),
+        (format!("{}x = {}1\n", *SOURCE, "-".repeat(5000)), "plan.py:"),
     ] {
         let found = message(&plan(&source));
         assert!(found.as_ref().is_some_and(|text| text.contains(reason)), "{reason}: {found:?}");
@@ -194,7 +142,7 @@ fn sources_that_are_not_plain_kernels_are_refused() {
 
 #[test]
 fn plain_kernels_are_allowed() {
-    if triton::check(&plan(SOURCE)).is_err_and(|error| lacks(&error)) {
+    if triton::check(&plan(&SOURCE)).is_err_and(|error| lacks(&error)) {
         return;
     }
     for source in [
@@ -230,7 +178,7 @@ fn plans_compile_to_cubins() {
     if !has_triton() {
         return;
     }
-    let variants: Vec<Vec<usize>> = cubins(&plan(SOURCE)).into_iter().map(|k| k.divisible).collect();
+    let variants: Vec<Vec<usize>> = cubins(&plan(&SOURCE)).into_iter().map(|k| k.divisible).collect();
     assert_eq!(variants, [vec![], vec![2]]);
     let example = include_str!("../prompts/example-triton.plan");
     let example = text::parse(example).expect("the example is a plan");
@@ -272,6 +220,6 @@ fn compile_errors_give_the_line_of_the_source() {
 
 #[test]
 fn host_devices_refuse_triton() {
-    let refused = HostDevice::new(0, 1, 1 << 20).compile(&plan(SOURCE)).err().map(|e| e.to_string());
+    let refused = HostDevice::new(0, 1, 1 << 20).compile(&plan(&SOURCE)).err().map(|e| e.to_string());
     assert_eq!(refused.as_deref(), Some("plans in Triton run on GPUs only: use --device cuda"));
 }

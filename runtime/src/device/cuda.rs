@@ -735,42 +735,8 @@ mod tests {
         }
     }
 
-    const TRITON_PLAN: &str = r#"/*--- kernel plan 1
-sql = "select sum(a) as total from t where a >= 100"
-framework = "triton"
-level = "full"
-[inputs.t]
-a = "int32 as i32"
-[sizes]
-one = { value = "1" }
-[[buffers]]
-name = "total"
-type = "i64"
-len = "1"
-start = "zero"
-reduce = "sum"
-[[phases]]
-name = "scan"
-over = "t"
-on = "partitions"
-writes = ["total"]
-[[phases.launches]]
-kernel = "scan"
-args = ["rows", "t.a", "total"]
-triton = { programs = "(rows + 1023) / 1024", constexprs = { BLOCK = 1024 }, divisible = [1] }
-[result]
-size = "one"
-columns = [{ name = "total", type = "int64", from = "total" }]
----*/
-import triton
-import triton.language as tl
-
-@triton.jit
-def scan(rows, a, total, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(a + i, mask=i < rows, other=0)
-    tl.atomic_add(total, tl.sum(tl.where(v >= 100, v, 0).to(tl.int64)))
-"#;
+    /// The sum of what is at least a parameter.
+    const TRITON_PLAN: &str = include_str!("../../../tests/plans/filtered-sum-triton.plan");
 
     #[test]
     fn plans_in_triton_run() {
@@ -782,6 +748,10 @@ def scan(rows, a, total, BLOCK: tl.constexpr):
         }
         let device = &devices[0];
         let module = device.compile(&dkb_kernels::text::parse(TRITON_PLAN).unwrap()).unwrap();
+        // A text of two words, then the least value.
+        let words: Vec<u8> = [0u64, 0, 100].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let params = device.alloc(words.len()).unwrap();
+        device.upload(&*params, 0, &words).unwrap();
         let values: Vec<i32> = (0..100_003).map(|i| i % 1000).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let (a, total) = (device.alloc(bytes.len()).unwrap(), device.alloc(8).unwrap());
@@ -789,7 +759,7 @@ def scan(rows, a, total, BLOCK: tl.constexpr):
         // From the second value on, the address is no multiple of 16.
         for (first, rows) in [(0, 100_003), (1, 100_002), (1, 1), (4, 1024), (7, 0)] {
             device.fill(&*total, Elem::I64, 0, 1).unwrap();
-            let args = [rows, a.address() + first * 4, total.address()];
+            let args = [rows, params.address(), a.address() + first * 4, total.address()];
             device.launch(&*module, "scan", rows.div_ceil(1024), &args).unwrap();
             let mut found = [0; 8];
             device.download(&*total, 0, &mut found).unwrap();
@@ -797,7 +767,7 @@ def scan(rows, a, total, BLOCK: tl.constexpr):
             let expected: i64 = here.iter().filter(|v| **v >= 100).map(|v| i64::from(*v)).sum();
             assert_eq!(i64::from_le_bytes(found), expected, "{rows} rows from {first}");
         }
-        let most = device.launch(&*module, "scan", 1 << 31, &[0, 0, 0]).unwrap_err().to_string();
+        let most = device.launch(&*module, "scan", 1 << 31, &[0, 0, 0, 0]).unwrap_err().to_string();
         assert!(most.contains("more than 2147483647"), "{most}");
         assert!(matches!(device.launch(&*module, "gone", 1, &[]), Err(DeviceError::NoKernel(_))));
     }
