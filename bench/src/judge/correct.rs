@@ -210,7 +210,6 @@ impl Trial<'_> {
     fn ask_over_swapped_rows(&mut self, params: &Params, want: &Ran) -> Result<String, Stop> {
         let set = self.set;
         let left = self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
-        // The order of rows may be assumed, if the plan says when it does not hold.
         let over = |stop| match stop {
             Stop::Rejected(r) => {
                 let reason = format!("{}, over rows swapped in place", r.reason);
@@ -218,6 +217,7 @@ impl Trial<'_> {
             }
             broken => broken,
         };
+        // The order of rows may be assumed, if the plan says when it does not hold.
         if self.ask_or(params, want, true).map_err(over)? == Answered::Declined {
             return Ok("and not over rows swapped in place, as an assumption does not hold".to_owned());
         }
