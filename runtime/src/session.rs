@@ -15,7 +15,8 @@ use dkb_kernels::{CheckError, ParamWord, Plan};
 use dkb_planner::catalog::TableInfo;
 use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
 
-use crate::device::{Device, DeviceKind, DeviceSpec, memory_gb_per_s, open_devices};
+use crate::device::{Device, DeviceKind, DeviceSpec, Resources, memory_gb_per_s, open_devices};
+use crate::exec::Watch;
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
 use crate::exec::guard::Guard;
@@ -64,8 +65,11 @@ pub struct SessionConfig {
     /// Hold every run of a query with resident columns to its own buffers: what it finds elsewhere on a device is
     /// overwritten before, and what it leaves elsewhere is compared with what was there. Outside its time.
     pub guard: bool,
-    /// Record each kernel and exchange among the spans of a run, which costs time.
+    /// Record each kernel and exchange among the spans of a run, which costs time: nothing is recorded and issued as
+    /// one.
     pub trace: bool,
+    /// Told each launch before it happens, and each is waited for.
+    pub watch: Option<Watch>,
 }
 
 /// A data set opened on devices.
@@ -165,6 +169,7 @@ impl Session {
             budget_bytes,
             timeline: Arc::new(Timeline::new(config.trace)),
             apart: false,
+            watch: config.watch,
         };
         let catalog = data.catalog();
         let chunk_bytes = config.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES);
@@ -545,6 +550,12 @@ impl Prepared {
     /// Bytes of the plan's buffers on each device, before any rerun; None until it is loaded.
     pub fn buffer_bytes(&self) -> Option<u64> {
         self.setup.as_ref().map(Setup::buffer_bytes)
+    }
+
+    /// What a kernel of the plan takes of the root's multiprocessors; None where nothing tells.
+    pub fn resources(&self, kernel: &str) -> Option<Resources> {
+        let worker = self.workers.first()?;
+        worker.device.resources(worker.module.as_ref(), kernel)
     }
 
     /// Assumptions that the data was found to violate.

@@ -25,7 +25,7 @@ pub enum Stage {
     Decompress,
     /// Pages to columns on the device.
     Decode,
-    /// A plan's kernel, or recorded launches.
+    /// A plan's kernel.
     Kernel,
     /// Devices' buffers becoming one.
     Exchange,

@@ -208,6 +208,7 @@ fn open_session(open: &Open) -> Result<Session, Error> {
         poison: open.poison,
         guard: false,
         trace: open.trace,
+        watch: None,
     };
     Session::open(&open.data, config)
 }

@@ -30,7 +30,8 @@ use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
 use super::{
-    Device, DeviceError, Download, Extent, Mark, Memory, Module, Priority, Recording, Registration, triton,
+    Device, DeviceError, Download, Extent, MEMORY_PADDING, Mark, Memory, Module, Priority, Recording, Registration,
+    Resources, sanitizing, triton,
 };
 use crate::trace::now_ms;
 
@@ -152,7 +153,7 @@ impl Gpu {
             multiprocessors: context.attribute(attribute).map_err(failed)?.max(1) as u64,
             memory_bytes: context.total_mem().map_err(failed)? as u64,
             driver,
-            sanitize: std::env::var("DKB_SANITIZE").is_ok_and(|v| v == "1"),
+            sanitize: sanitizing(),
             modules: SharedMap::new(),
             triton_modules: SharedMap::new(),
             context,
@@ -210,10 +211,10 @@ impl CudaDevice {
         DeviceError::Call { device: self.name.clone(), call: call.to_owned(), message: message.to_owned() }
     }
 
-    /// Memory for work on this stream, which is given back on the stream of that number.
-    fn take(&self, bytes: usize, gives: usize) -> Result<Box<dyn Memory>, DeviceError> {
+    /// Memory for work on this stream, which is given back on the stream of that number, with so many bytes behind it.
+    fn take(&self, bytes: usize, padding: usize, gives: usize) -> Result<Box<dyn Memory>, DeviceError> {
         self.bind()?;
-        match self.arena.take(bytes, self.queue, gives).map_err(|e| self.error("cuMemAlloc", e))? {
+        match self.arena.take(bytes, padding, self.queue, gives).map_err(|e| self.error("cuMemAlloc", e))? {
             Some(memory) => Ok(Box::new(memory)),
             None => Err(DeviceError::OutOfMemory { device: self.name.clone(), bytes }),
         }
@@ -414,13 +415,27 @@ impl Device for CudaDevice {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
-        self.take(bytes, self.queue)
+        self.take(bytes, MEMORY_PADDING, self.queue)
+    }
+
+    fn alloc_strict(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        let padding = if self.gpu.sanitize { 0 } else { MEMORY_PADDING };
+        self.take(bytes, padding, self.queue)
+    }
+
+    fn resources(&self, module: &dyn Module, kernel: &str) -> Option<Resources> {
+        self.bind().ok()?;
+        let module = module.as_any();
+        match module.downcast_ref::<CudaModule>() {
+            Some(module) => module.function(kernel).ok()?.resources(),
+            None => module.downcast_ref::<TritonModule>()?.function(kernel, &[])?.resources(),
+        }
     }
 
     fn alloc_for(&self, user: &dyn Device, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
         let user = user.as_any().downcast_ref::<CudaDevice>();
         let user = user.filter(|user| Arc::ptr_eq(&user.arena, &self.arena));
-        self.take(bytes, user.map_or(self.queue, |user| user.queue))
+        self.take(bytes, MEMORY_PADDING, user.map_or(self.queue, |user| user.queue))
     }
 
     fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {

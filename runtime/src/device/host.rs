@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fs, ptr, slice};
@@ -19,8 +20,10 @@ use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
 use super::elf::keeps_nothing;
+use super::guard::Guarded;
 use super::{
     Device, DeviceError, Extent, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration,
+    sanitizing,
     shorten,
 };
 use crate::sandbox::program_path;
@@ -87,6 +90,24 @@ impl HostDevice {
 
     fn out_of_memory(&self, bytes: usize) -> DeviceError {
         DeviceError::OutOfMemory { device: self.name(), bytes }
+    }
+
+    /// Memory of `bytes`, which lies in a place of `size` bytes.
+    fn take(
+        &self,
+        bytes: usize,
+        size: usize,
+        place: impl FnOnce() -> Option<Place>,
+    ) -> Result<Box<dyn Memory>, DeviceError> {
+        let mut heap = lock(&self.heap);
+        let used = heap.used.checked_add(size).filter(|used| *used as u64 <= self.memory_bytes);
+        let Some((used, place)) = used.and_then(|used| Some((used, place()?))) else {
+            return Err(self.out_of_memory(bytes));
+        };
+        heap.used = used;
+        heap.changes += 1;
+        heap.blocks.insert(place.address(), size);
+        Ok(Box::new(HostMemory { place, bytes, size, heap: self.heap.clone() }))
     }
 
     fn check_range(
@@ -178,21 +199,15 @@ impl Device for HostDevice {
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
         let padded = bytes.checked_add(MEMORY_PADDING).ok_or_else(|| self.out_of_memory(bytes))?;
-        let layout = Layout::from_size_align(padded, MEMORY_ALIGN).map_err(|_| self.out_of_memory(bytes))?;
-        let mut heap = lock(&self.heap);
-        let used = heap.used.checked_add(padded);
-        let Some(used) = used.filter(|used| *used as u64 <= self.memory_bytes) else {
-            return Err(self.out_of_memory(bytes));
-        };
-        // SAFETY: the layout's size is not zero, thanks to the padding.
-        let address = unsafe { alloc::alloc(layout) };
-        if address.is_null() {
-            return Err(self.out_of_memory(bytes));
+        let guarded = || Guarded::new(padded.next_multiple_of(MEMORY_ALIGN)).ok().map(Place::Guarded);
+        self.take(bytes, padded, || if sanitizing() { guarded() } else { Place::on_heap(padded) })
+    }
+
+    fn alloc_strict(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        match sanitizing() {
+            true => self.take(bytes, bytes, || Guarded::new(bytes.max(1)).ok().map(Place::Guarded)),
+            false => self.alloc(bytes),
         }
-        heap.used = used;
-        heap.changes += 1;
-        heap.blocks.insert(address as u64, padded);
-        Ok(Box::new(HostMemory { address: address as u64, bytes, layout, heap: self.heap.clone() }))
     }
 
     fn upload(&self, memory: &dyn Memory, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -305,16 +320,53 @@ impl Mark for Moment {
     }
 }
 
+/// Where memory lies; freed when dropped.
+enum Place {
+    Heap(NonNull<u8>, Layout),
+    Guarded(Guarded),
+}
+
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Place {}
+// SAFETY: as above; a place gives out an address and nothing else.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// At least one byte.
+    fn on_heap(size: usize) -> Option<Place> {
+        let layout = Layout::from_size_align(size, MEMORY_ALIGN).ok()?;
+        // SAFETY: the size is not zero.
+        Some(Place::Heap(NonNull::new(unsafe { alloc::alloc(layout) })?, layout))
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Place::Heap(address, _) => address.as_ptr() as u64,
+            Place::Guarded(guarded) => guarded.address() as u64,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Place::Heap(address, layout) = self {
+            // SAFETY: allocated in `on_heap` with this layout, and freed once.
+            unsafe { alloc::dealloc(address.as_ptr(), *layout) };
+        }
+    }
+}
+
 struct HostMemory {
-    address: u64,
+    place: Place,
     bytes: usize,
-    layout: Layout,
+    /// Bytes of the place, padding included.
+    size: usize,
     heap: Arc<Mutex<Heap>>,
 }
 
 impl Memory for HostMemory {
     fn address(&self) -> u64 {
-        self.address
+        self.place.address()
     }
 
     fn bytes(&self) -> usize {
@@ -322,18 +374,16 @@ impl Memory for HostMemory {
     }
 
     fn span(&self) -> Range<u64> {
-        self.address..self.address + self.layout.size() as u64
+        self.address()..self.address() + self.size as u64
     }
 }
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
         let mut heap = lock(&self.heap);
-        heap.blocks.remove(&self.address);
-        heap.used -= self.layout.size();
+        heap.blocks.remove(&self.address());
+        heap.used -= self.size;
         heap.changes += 1;
-        // SAFETY: allocated in `HostDevice::alloc` with this layout, and freed once.
-        unsafe { alloc::dealloc(self.address as *mut u8, self.layout) };
     }
 }
 

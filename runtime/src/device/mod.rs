@@ -7,6 +7,7 @@ mod bandwidth;
 pub mod cache;
 pub mod cuda;
 mod elf;
+mod guard;
 pub mod host;
 pub(crate) mod links;
 pub mod nvrtc;
@@ -14,10 +15,12 @@ pub mod nvrtc;
 mod testing;
 pub mod triton;
 
+use std::env;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use dkb_kernels::Elem;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use bandwidth::memory_gb_per_s;
 
@@ -120,6 +123,17 @@ pub enum Priority {
     Low,
 }
 
+/// What a kernel takes of a multiprocessor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of a thread's memory outside registers: spilled values, and arrays that registers cannot hold.
+    pub local_bytes: u32,
+    /// Bytes of a block's shared memory.
+    pub shared_bytes: u32,
+}
+
 /// Host memory made known to devices; undone when dropped.
 pub type Registration = Box<dyn Send + Sync>;
 
@@ -186,6 +200,19 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError>;
+    /// Uninitialised memory whose end a memory checker watches: under one there is no padding behind it, and it is
+    /// aligned to what divides `bytes`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    fn alloc_strict(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
+        self.alloc(bytes)
+    }
+    /// What a kernel takes of a multiprocessor; None where nothing tells.
+    fn resources(&self, module: &dyn Module, kernel: &str) -> Option<Resources> {
+        let _ = (module, kernel);
+        None
+    }
     /// How many loads beside each other keep the device busy.
     fn loads(&self) -> usize;
     /// Memory that this device fills, and that `user`, from whose work this one's is apart (see
@@ -272,6 +299,14 @@ pub trait Device: Send + Sync {
 pub const MEMORY_ALIGN: usize = 256;
 /// Bytes behind every allocation that kernels may read.
 pub const MEMORY_PADDING: usize = 64;
+
+/// Whether a memory checker watches (`DKB_SANITIZE`): no sharing of allocations, no poison that would hide reads of
+/// uninitialised memory.
+pub(crate) fn sanitizing() -> bool {
+    static WATCHED: LazyLock<bool> =
+        LazyLock::new(|| env::var_os("DKB_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0"));
+    *WATCHED
+}
 
 /// The most logical devices a process opens.
 const MAX_DEVICES: usize = 64;

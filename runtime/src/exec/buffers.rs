@@ -2,18 +2,16 @@
 //!
 //! Buffers that start alike share one allocation (a slab), so that starting a run takes a few fills, and
 //! flags and counters share one small slab, so that checking a run takes one download. Under a memory
-//! checker (`DKB_SANITIZE`) every other buffer has an allocation of its own.
+//! checker (`DKB_SANITIZE`) every other buffer has an allocation of its own, of as many bytes as it has.
 
 use std::collections::HashMap;
-use std::env;
-use std::sync::LazyLock;
 
 use dkb_kernels::expr::eval;
 use dkb_kernels::{Elem, Start};
 
 use super::Error;
 use super::program::Program;
-use crate::device::{Device, DeviceError, Memory};
+use crate::device::{Device, DeviceError, Memory, sanitizing};
 
 /// Bytes between buffers of a slab.
 const ALIGN: usize = 256;
@@ -202,7 +200,8 @@ impl Layout {
         });
         let (offset, align) = (self.slabs[slab].bytes, self.slabs[slab].align());
         // A byte at least, so that every buffer has an address of its own.
-        self.slabs[slab].bytes = offset + (bytes.max(1) as usize).next_multiple_of(align);
+        let taken = bytes.max(1) as usize;
+        self.slabs[slab].bytes = offset + if apart && !status { taken } else { taken.next_multiple_of(align) };
         Some(Place { slab, offset, bytes: bytes as usize, len })
     }
 
@@ -227,14 +226,6 @@ impl Layout {
     }
 }
 
-/// Whether a memory checker watches: no sharing of allocations, no poison that would hide reads of
-/// uninitialised memory.
-pub(crate) fn sanitizing() -> bool {
-    static WATCHED: LazyLock<bool> =
-        LazyLock::new(|| env::var_os("DKB_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0"));
-    *WATCHED
-}
-
 /// The allocations of one device, kept between runs.
 #[derive(Default)]
 pub(crate) struct Slabs {
@@ -252,7 +243,7 @@ impl Slabs {
             self.memory.truncate(small);
         }
         for slab in &layout.slabs[self.memory.len()..] {
-            self.memory.push(device.alloc(slab.bytes)?);
+            self.memory.push(device.alloc_strict(slab.bytes)?);
         }
         Ok(())
     }

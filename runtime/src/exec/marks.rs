@@ -3,7 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::Error;
+use super::program::Slot;
 use super::schedule::Worker;
+use super::traffic::Given;
 use crate::device::Mark;
 use crate::trace::{Span, Stage, Timeline};
 
@@ -15,8 +17,18 @@ struct Marked {
     device: usize,
     stage: Stage,
     name: String,
+    moves: Moves,
     start: Box<dyn Mark>,
     end: Box<dyn Mark>,
+}
+
+/// What work moves, as far as it is known when it is issued.
+#[derive(Clone, Default)]
+pub(crate) struct Moves {
+    /// Bytes of columns.
+    pub(crate) column_bytes: u64,
+    /// All arguments of a launch.
+    pub(crate) slots: Vec<Slot>,
 }
 
 impl Marks {
@@ -28,6 +40,7 @@ impl Marks {
         &self,
         stage: Stage,
         name: &str,
+        moves: Moves,
         workers: &[Worker],
         work: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -35,21 +48,23 @@ impl Marks {
         let done = work()?;
         for (worker, start) in workers.iter().zip(starts) {
             let end = worker.device.mark()?;
-            let marked = Marked { device: worker.number, stage, name: name.to_owned(), start, end };
+            let (device, name, moves) = (worker.number, name.to_owned(), moves.clone());
+            let marked = Marked { device, stage, name, moves, start, end };
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(marked);
         }
         Ok(done)
     }
 
-    /// Records the spans so far, which all devices have finished.
+    /// Records the spans so far, which all devices have finished. `given` knows what is known only then.
     ///
     /// # Errors
     /// A failed device call.
-    pub(crate) fn record(&self, timeline: &Timeline) -> Result<(), Error> {
+    pub(crate) fn record(&self, timeline: &Timeline, given: &Given<'_>) -> Result<(), Error> {
         let marked = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        for Marked { device, stage, name, start, end } in marked {
+        for Marked { device, stage, name, moves, start, end } in marked {
             let (start_ms, end_ms) = (start.ms()?, end.ms()?);
-            timeline.record(Span { device, stage, name, start_ms, end_ms, bytes: 0 });
+            let bytes = moves.column_bytes + given.in_launch(&moves.slots);
+            timeline.record(Span { device, stage, name, start_ms, end_ms, bytes });
         }
         Ok(())
     }
@@ -129,6 +144,11 @@ extern "C" __global__ void look(i64*) {}
         let finish = [(0, "finish", "finish")];
         assert_eq!(found, [&of(0)[..], &finish, &of(1)].concat());
         assert!(spans.iter().all(|Span { start_ms, end_ms, .. }| start_ms <= end_ms));
+        let bytes = |name: &str| spans.iter().find(|s| s.name == name).map(|s| s.bytes);
+        // The device's rows of a column of i16, and one i64.
+        assert_eq!((bytes("scan: add"), bytes("look: look")), (Some(0), Some(8)));
+        let plain = run(SOURCE, false, false).unwrap().spans;
+        assert!(plain.iter().all(|span| span.stage == Stage::Finish), "{plain:?}");
     }
 
     #[test]

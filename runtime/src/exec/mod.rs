@@ -11,7 +11,8 @@
 //! * `reduce`: what happens between devices when a phase ends, and `exchange`, by which it happens;
 //! * `guard`: whether a run has left alone what is none of its buffers;
 //! * `result`, `narrow` and `finish`: from buffers to an Arrow batch;
-//! * `traffic`: how many bytes a query must read, and how many its launches were given.
+//! * `traffic`: how many bytes a query must read, and how many its launches were given;
+//! * `watch`: launches as they are about to happen.
 //!
 //! Invariant: a wrong size costs a rerun, never an answer; a rerun starts from freshly started buffers on
 //! every device.
@@ -33,12 +34,15 @@ pub(crate) mod schedule;
 #[cfg(test)]
 mod tests;
 pub(crate) mod traffic;
+mod watch;
 
 use dkb_kernels::{CheckError, PackError};
 use dkb_planner::PlanError;
 
 use crate::device::DeviceError;
 use crate::table::TableError;
+
+pub use watch::{Argument, Launching, Watch};
 
 /// Why a query gives no answer.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,6 @@
 use super::Error;
 use super::schedule::{Machine, Tally};
 use crate::device::Recording;
-use crate::trace::Stage;
 
 /// What is known from earlier runs with the same setup.
 #[derive(Default)]
@@ -45,8 +44,7 @@ impl Replay {
             State::Recorded(recording, tallies) => {
                 // The pattern differs from run to run.
                 machine.poison(worker, false)?;
-                let launch = || Ok(recording.launch()?);
-                machine.marked(Stage::Kernel, "recorded launches", machine.workers, launch)?;
+                recording.launch()?;
                 Ok(tallies.clone())
             }
             _ => machine.run(counts),
@@ -55,7 +53,7 @@ impl Replay {
 }
 
 fn record(machine: &Machine, counts: &mut [u64]) -> Result<State, Error> {
-    let unpoisoned = Machine { poison: None, marks: None, ..*machine };
+    let unpoisoned = Machine { poison: None, ..*machine };
     let mut issued = None;
     let recording = machine.workers[0].device.record(&mut || issued = Some(unpoisoned.run(counts)));
     match (recording, issued.transpose()?) {

@@ -17,12 +17,12 @@ use arrow::record_batch::RecordBatch;
 use dkb_kernels::{Elem, ResultColumn, SqlType};
 
 use super::Error;
-use super::buffers::{Slab, Use, sanitizing};
+use super::buffers::{Slab, Use};
 use super::columns::Store;
 use super::finish::{Key, Ranks, range, select};
 use super::narrow;
 use super::schedule::{Copies, Machine, Worker};
-use crate::device::Download;
+use crate::device::{Download, sanitizing};
 use crate::table::workers;
 
 /// A slab of result columns up to this size is downloaded before its rows are counted.

@@ -12,17 +12,18 @@ use std::thread;
 use dkb_kernels::{On, Over, ParamWord, Plan};
 
 use super::Error;
-use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities, sanitizing};
+use super::buffers::{Env, Facts, Layout, Slab, Slabs, Use, capacities};
 use super::columns::{DeviceColumn, DeviceDict, Pointers, Store};
 use super::feed::{Feed, Visit};
-use super::marks::Marks;
+use super::marks::{Marks, Moves};
 use super::narrow::Narrower;
 use super::program::{Call, ColumnUse, Program, Slot, Step};
 use super::reduce;
 use super::replay::Replay;
 use super::result::{self, Answer};
-use super::traffic::argument_bytes;
-use crate::device::{Device, DeviceError, Download, Memory, Module};
+use super::traffic::Given;
+use super::watch::{Argument, Launching, Watch};
+use crate::device::{Device, DeviceError, Download, Memory, Module, sanitizing};
 use crate::nvtx;
 use crate::trace::{Span, Stage, Timeline, now_ms};
 
@@ -138,6 +139,8 @@ pub(crate) struct RunOptions {
     pub(crate) timeline: Arc<Timeline>,
     /// Issue every launch by itself, and record it and every exchange among the spans.
     pub(crate) apart: bool,
+    /// What is told each launch.
+    pub(crate) watch: Option<Watch>,
 }
 
 /// The outcome of a run.
@@ -236,11 +239,9 @@ impl Setup {
     /// Bytes that the launches of a run with this setup were given: columns over the rows that they ran on, as well as
     /// buffers and dictionaries. Merges, exchanges and what starts buffers are not counted.
     pub(crate) fn kernel_bytes(&self, program: &Program, workers: &[Worker], output: &Output) -> u64 {
-        let layout = self.layout_of(output);
-        let dicts = &workers[0].dicts;
-        let devices = workers.len() as u64;
-        let arguments = argument_bytes(program, layout, &output.counts, dicts, devices, self.parts);
-        output.tally.column_bytes + arguments
+        let given =
+            Given { program, layout: self.layout_of(output), counts: &output.counts, dicts: &workers[0].dicts };
+        output.tally.column_bytes + given.in_run(workers.len() as u64, self.parts)
     }
 }
 
@@ -283,7 +284,8 @@ pub(crate) fn run(
     }
     let Setup { parts, limit_bytes, sizes: first_sizes, layout: first_layout, replay } = setup;
     let (parts, limit_bytes) = (*parts, *limit_bytes);
-    let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !sanitizing() && !options.apart;
+    let one_by_one = sanitizing() || options.watch.is_some() || options.timeline.kernels || options.apart;
+    let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !one_by_one;
     let mut learned = vec![0; program.counters.len()];
     let mut grown: Option<(Vec<u64>, Layout)> = None;
     let mut reruns = 0;
@@ -300,16 +302,16 @@ pub(crate) fn run(
                 other => other?,
             }
         }
-        let poison = (options.poison && !sanitizing()).then(next_pattern);
+        let poison = (options.poison && (!sanitizing() || options.watch.is_some())).then(next_pattern);
         let visits = if store.streams() { visits(program, store, values, parts)? } else { Vec::new() };
         let rows_pruned = rows_pruned(store, &visits)?;
         let feed = (!visits.is_empty()).then(|| Feed::new(store, program, visits)).transpose()?;
         let env = Env { program, facts, sizes, parts };
         let marks = (options.timeline.kernels || options.apart).then(Marks::default);
-        let machine =
-            Machine { env, store, feed: feed.as_ref(), layout, workers, poison, marks: marks.as_ref() };
+        let (feed, marks, watch) = (feed.as_ref(), marks.as_ref(), options.watch);
+        let machine = Machine { env, store, feed, layout, workers, poison, marks, watch };
         let mut counts = vec![0; sizes.len()];
-        let tallies = match &feed {
+        let tallies = match feed {
             Some(feed) => feed.during(|| machine.run(&mut counts))?,
             None if can_replay && grown.is_none() => replay.run(&machine, &mut counts)?,
             None => machine.run(&mut counts)?,
@@ -320,9 +322,10 @@ pub(crate) fn run(
             machine.copies(worker, |slab| slab.purpose == Use::Status || has_rows && result::is_small(slab))
         });
         let copies = copies.map_err(|e| in_step(&program.steps, e))?;
-        marks.iter().try_for_each(|marks| marks.record(&options.timeline))?;
         let status: Vec<Status> = copies.iter().map(|c| machine.status_of(c, Use::Status)).collect();
         status.iter().for_each(|s| raise(&mut counts, &s.counters));
+        let given = Given { program, layout, counts: &counts, dicts: &workers[0].dicts };
+        marks.iter().try_for_each(|marks| marks.record(&options.timeline, &given))?;
 
         let too_small: Vec<usize> = (0..sizes.len()).filter(|s| counts[*s] > sizes[*s]).collect();
         if !too_small.is_empty() && reruns < MAX_RERUNS {
@@ -478,6 +481,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) poison: Option<u8>,
     /// Spans of kernels and exchanges, if they are recorded.
     pub(crate) marks: Option<&'a Marks>,
+    /// What is told each launch, if anything is.
+    pub(crate) watch: Option<Watch>,
 }
 
 /// What one launch's arguments refer to.
@@ -568,11 +573,12 @@ impl Machine<'_> {
         &self,
         stage: Stage,
         name: &str,
+        moves: Moves,
         workers: &[Worker],
         work: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
         match self.marks {
-            Some(marks) => marks.around(stage, name, workers, work),
+            Some(marks) => marks.around(stage, name, moves, workers, work),
             None => work(),
         }
     }
@@ -582,8 +588,8 @@ impl Machine<'_> {
         let done = &self.env.program.steps[steps.clone()];
         let name = done.last().map_or("", |step| &step.name);
         let _range = nvtx::range("exchange", name);
-        let reduced =
-            self.marked(Stage::Exchange, name, self.workers, || reduce::reduce(self, steps, counts));
+        let reduce = || reduce::reduce(self, steps, counts);
+        let reduced = self.marked(Stage::Exchange, name, Moves::default(), self.workers, reduce);
         reduced.map_err(|e| in_step(done, e))
     }
 
@@ -752,11 +758,36 @@ impl Machine<'_> {
         let work = self.env.eval(&call.grid, frame.rows)?;
         let args: Vec<u64> = call.slots.iter().map(|slot| self.argument(worker, *slot, &frame)).collect();
         let launch = || Ok(worker.device.launch(worker.module.as_ref(), &call.kernel, work, &args)?);
+        if let Some(watch) = self.watch {
+            watch(&self.launching(worker, step, call, &frame, &args));
+            launch()?;
+            return Ok(worker.device.synchronize()?);
+        }
         if self.marks.is_none() {
             return launch();
         }
         let name = format!("{}: {}", step.name, call.kernel);
-        self.marked(Stage::Kernel, &name, std::slice::from_ref(worker), launch)
+        let moves = Moves { column_bytes: self.column_bytes(call, &frame), slots: call.slots.clone() };
+        self.marked(Stage::Kernel, &name, moves, std::slice::from_ref(worker), launch)
+    }
+
+    fn launching(&self, worker: &Worker, step: &Step, call: &Call, frame: &Frame, args: &[u64]) -> Launching {
+        let argument = |(slot, address): (&Slot, &u64)| {
+            let entries = |d: usize| u64::from(worker.dicts[d].entries());
+            let elements = match *slot {
+                Slot::Values(_) | Slot::Valid(_) => frame.rows,
+                Slot::Offsets(_) => frame.rows.map(|rows| rows + 1),
+                Slot::Bytes(c) => Some(frame.columns[c].text_bytes),
+                Slot::DictOffsets(d) => Some(entries(d) + 1),
+                Slot::DictBytes(d) => Some(worker.dicts[d].pointers().text_bytes),
+                Slot::Buffer(b) | Slot::Peer(b) => Some(self.layout.places[b].len),
+                Slot::Flags => Some(2),
+                _ => None,
+            };
+            Argument::new(self.env.program, *slot, *address, elements)
+        };
+        let places = call.slots.iter().zip(args).filter_map(argument).collect();
+        Launching { device: worker.number, phase: step.name.clone(), kernel: call.kernel.clone(), places }
     }
 
     fn argument(&self, worker: &Worker, slot: Slot, frame: &Frame) -> u64 {

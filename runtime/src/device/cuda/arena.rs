@@ -14,7 +14,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};
 
 use super::{Event, lock};
-use crate::device::{Extent, MEMORY_PADDING, Memory};
+use crate::device::{Extent, Memory};
 
 /// Allocations are multiples of this many bytes.
 const STEP: usize = 512;
@@ -149,16 +149,17 @@ impl Arena {
         streams.len() - 1
     }
 
-    /// Memory of `bytes` for work on stream `takes`, given back on stream `gives`; None if there is not enough. The
-    /// context is bound.
+    /// Memory of `bytes`, and behind them `padding`, for work on stream `takes`, given back on stream `gives`; None if
+    /// there is not enough. The context is bound.
     pub(super) fn take(
         self: &Arc<Self>,
         bytes: usize,
+        padding: usize,
         takes: usize,
         gives: usize,
     ) -> Result<Option<CudaMemory>, DriverError> {
         let step = if self.sanitize { 1 } else { STEP };
-        let padded = bytes.checked_add(MEMORY_PADDING).and_then(|b| b.checked_next_multiple_of(step));
+        let padded = bytes.checked_add(padding).and_then(|b| b.checked_next_multiple_of(step));
         let Some(size) = padded else { return Ok(None) };
         let mut state = lock(&self.state);
         if size > self.limit - state.used {

@@ -9,7 +9,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUfunction_attribute, CUresult};
 
 use super::{BLOCK_THREADS, Gpu, lock};
-use crate::device::Module;
+use crate::device::{Module, Resources};
 use crate::device::triton::Compiled;
 
 /// The first driver that tells the parameters of a kernel and loads it ahead of its first launch.
@@ -25,6 +25,22 @@ pub(super) struct Function {
     pub(super) block_threads: u64,
     /// Bytes of dynamic shared memory a block.
     pub(super) shared_bytes: u32,
+}
+
+impl Function {
+    /// What the driver tells of the function. The context is bound.
+    pub(super) fn resources(&self) -> Option<Resources> {
+        let attribute = |which| {
+            // SAFETY: the function is valid.
+            let value = unsafe { result::function::get_function_attribute(self.handle, which) };
+            value.ok().map(|value| value.max(0) as u32)
+        };
+        Some(Resources {
+            registers: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? + self.shared_bytes,
+        })
+    }
 }
 
 // SAFETY: function handles may be used from any thread with the context bound.
