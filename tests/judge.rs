@@ -46,6 +46,10 @@ fn the_generated_plan_is_right_at_both_levels() {
         assert_eq!(outcome, "not_faster", "{said}");
         assert!(said.contains("right in"), "{said}");
         assert!(said.contains("one over rows swapped in place"), "{said}");
+        assert!(
+            said.contains("| launch") && said.contains("| a1_group: ") && said.contains("GB/s"),
+            "{said}"
+        );
     }
 }
 
@@ -212,8 +216,21 @@ fn cheating_and_broken_plans_are_rejected() {
             "the parameters",
         ),
         ("no C++", add, "  block_add(a1_sum_0, );", "compile", "error"),
-        ("a write out of bounds", add, "  a1_sum_0[i64(1) << 40] = 1;", "fault", "signal"),
-        ("an endless loop", add, "  while (load(a1_sum_0) < 1) {}", "time_out", "stopped after"),
+        (
+            "a write out of bounds",
+            add,
+            "  a1_sum_0[i64(1) << 30] = 1;",
+            "fault",
+            "writes at index 1073741824 of `a1_sum_0`, which has 1 elements of 8 bytes",
+        ),
+        ("a null pointer", add, "  *(i64*)8 = 1;", "fault", "writes at address 0x8, which is a null pointer"),
+        (
+            "an endless loop",
+            add,
+            "  while (load(a1_sum_0) < 1) {}",
+            "time_out",
+            "was still running after 2 s",
+        ),
         (
             "a program at load",
             head,
@@ -228,6 +245,24 @@ fn cheating_and_broken_plans_are_rejected() {
         let (got, said) = judged("q06", &changed, &["--no-timing", "--time-limit", limit]);
         assert_eq!(got, outcome, "{what}: {said}");
         assert!(said.contains(word), "{what}: {said}");
+    }
+}
+
+#[test]
+fn compile_errors_give_the_line_of_the_file_and_the_signature() {
+    let plan = honest("q06");
+    let call = "block_add(a1_sum_0, a1_sum_0_here)";
+    let line = plan.lines().position(|line| line.contains(call)).expect("a call") + 1;
+    for (what, changed, words) in [
+        ("an unknown name", "block_ad(a1_sum_0, a1_sum_0_here)", "void block_add("),
+        ("too few arguments", "block_add(a1_sum_0)", "void block_add("),
+    ] {
+        let (outcome, said) = judged("q06", &plan.replacen(call, changed, 1), &["--no-timing"]);
+        assert_eq!(outcome, "compile", "{what}: {said}");
+        let shown = format!("{line:>6} |   {changed};");
+        for word in [&format!("line {line}: error: "), &shown, "dkb.cuh has: ", words] {
+            assert!(said.contains(word), "{what}: no `{word}`\n{said}");
+        }
     }
 }
 

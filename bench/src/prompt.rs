@@ -174,6 +174,16 @@ fn primitives() -> String {
     out
 }
 
+/// What can be called of `dkb.cuh`, by name: functions with several signatures occur several times.
+pub(crate) fn signatures() -> Vec<(String, String)> {
+    let named = |line: &str| {
+        let (head, _) = line.trim_start_matches("#define ").split_once('(')?;
+        let name = head.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
+        Some((name.to_owned(), line.to_owned()))
+    };
+    primitives().lines().filter(|line| !line.starts_with("//")).filter_map(named).collect()
+}
+
 /// The prototypes of a source's kernels.
 fn prototypes(source: &str) -> String {
     let kernels = source.match_indices("extern \"C\" __global__ void ").map(|(at, _)| &source[at..]);

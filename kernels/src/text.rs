@@ -37,7 +37,8 @@ pub fn parse(text: &str) -> Result<Plan, ParsePlanError> {
         Some(_) => 0,
         None => body.find(&format!("\n{CLOSE}")).ok_or(ParsePlanError::Close)? + 1,
     };
-    let mut plan: Plan = toml::from_str(&body[..end])?;
+    // An empty line in the place of the opening mark: errors give lines of the file.
+    let mut plan: Plan = toml::from_str(&format!("\n{}", &body[..end]))?;
     plan.source = body[end + CLOSE.len()..].to_owned();
     Ok(plan)
 }

@@ -15,7 +15,10 @@ use dkb_runtime::tpch::workload::{self, Query};
 
 use super::process::{Ended, Process, Ran};
 use super::worker::{Kind, Program};
-use super::{Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, scale};
+use super::{
+    Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, rejected_run,
+    scale,
+};
 use crate::verdict::Outcome;
 
 /// Values that are tried for a parameter until the answer changes.
@@ -241,7 +244,7 @@ impl Trial<'_> {
             Err(Ended::Failed(failed)) if may_decline && failed.kind == Kind::Assumption => {
                 return Ok(Answered::Declined);
             }
-            other => other.map_err(|ended| rejected(ended, set))?,
+            other => other.map_err(|ended| rejected_run(ended, set, params))?,
         };
         self.compare(&got.batch, &want.batch).map_err(|mismatch| wrong(&mismatch, set, params))?;
         let most = FINISH_ROWS.max(2 * got.batch.num_rows() as u64).max(want.finish_rows);
@@ -270,5 +273,5 @@ pub(super) fn wrong(mismatch: &Mismatch, set: &Set<'_>, params: &Params) -> Reje
         let _ = writeln!(more, "row {}, {}: got {}, want {}", cell.row, cell.column, cell.got, cell.want);
     }
     let reason = format!("wrong on {} with {given}: {}", set.name, mismatch.message);
-    Rejected { outcome: Outcome::Wrong, reason, more }
+    Rejected { more, ..Rejected::new(Outcome::Wrong, reason) }
 }

@@ -11,8 +11,8 @@ use super::correct::{Set, wrong};
 use super::process::{Process, Ran};
 use super::worker::{Opened, Program};
 use super::{
-    Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, scale,
-    timing,
+    Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
+    rejected_run, scale, timing,
 };
 use crate::verdict::{LEAST_SPEEDUP, Outcome};
 
@@ -79,7 +79,7 @@ impl Judge {
         let (mut process, candidate_opened) =
             Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set))?;
         let mut other = |params: &Params, limit| {
-            process.run(params, limit).map_err(|ended| Stop::from(rejected(ended, &set)))
+            process.run(params, limit).map_err(|ended| Stop::from(rejected_run(ended, &set, params)))
         };
         let pairs = self.pairs(query, &set, &mut base, &mut other, seed)?;
         let measured = timing::timing(&pairs);

@@ -3,7 +3,10 @@
 //! Candidates run in fresh, caged worker processes; reference answers stay here. Every output of a candidate is
 //! compared, timed ones too, and every run has other parameters, so that nothing kept from an earlier run helps.
 
+mod compile_errors;
 mod correct;
+mod costs;
+mod diagnose;
 mod measure;
 mod process;
 mod profile;
@@ -24,10 +27,12 @@ use sha2::{Digest, Sha256};
 
 pub use worker::{Machine, SUBCOMMAND as WORKER, main as worker_main};
 
+use compile_errors::{first_errors, with_file_lines};
 use correct::Set;
+use diagnose::Faulted;
 use process::{Ended, Process};
 use profile::Profile;
-use worker::{Kind, Open, Opened, Program};
+use worker::{Kind, Open, Opened, Program, Purpose};
 
 use crate::prompt::{Facts, compose};
 use crate::synthesize::{Block, Framework, Level};
@@ -80,11 +85,13 @@ struct Rejected {
     outcome: Outcome,
     reason: String,
     more: String,
+    /// The run to repeat if somebody wants to know more.
+    faulted: Option<Faulted>,
 }
 
 impl Rejected {
     fn new(outcome: Outcome, reason: impl Into<String>) -> Self {
-        Rejected { outcome, reason: reason.into(), more: String::new() }
+        Rejected { outcome, reason: reason.into(), more: String::new(), faulted: None }
     }
 }
 
@@ -193,8 +200,18 @@ impl Judge {
         let query = find(query)?;
         let mut found = Found::default();
         let (outcome, reason, more) = match self.examine(&query, candidate, &mut found) {
-            Ok((outcome, reason)) => (outcome, reason, String::new()),
-            Err(Stop::Rejected(Rejected { outcome, reason, more })) => (outcome, reason, more),
+            Ok((outcome, reason)) => {
+                let slow = outcome != Outcome::Accepted;
+                (outcome, reason, if slow { self.costs(&query, candidate) } else { String::new() })
+            }
+            Err(Stop::Rejected(Rejected { outcome, reason, more, faulted })) => {
+                let more = match faulted {
+                    Some(faulted) => with_file_lines(&self.diagnose(candidate, &faulted), candidate),
+                    None if outcome == Outcome::Compile => first_errors(&more, candidate),
+                    None => more,
+                };
+                (outcome, reason, more)
+            }
             Err(Stop::Broken(e)) => return Err(e),
         };
         let mut feedback = reason.clone();
@@ -215,7 +232,8 @@ impl Judge {
 
     fn open(&self, set: &Set<'_>, program: Program) -> Open {
         let machine = Machine { devices: set.devices.clone(), ..self.config.machine.clone() };
-        Open { data: set.data.to_owned(), machine, chunk_bytes: set.chunk_bytes, program }
+        let (data, chunk_bytes, purpose) = (set.data.to_owned(), set.chunk_bytes, Purpose::Answer);
+        Open { data, machine, chunk_bytes, program, purpose }
     }
 
     fn start_baseline(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
@@ -241,7 +259,8 @@ impl Judge {
         if let Some(claimed) = rules::claimed_hot(candidate) {
             self.profile(query, &mut baseline)?.mark(&mut plan, Some(&claimed));
         }
-        rules::read(candidate, &plan).map_err(|reason| Rejected::new(Outcome::Refused, reason))?;
+        let refused = |reason: String| Rejected::new(Outcome::Refused, with_file_lines(&reason, candidate));
+        rules::read(candidate, &plan).map_err(refused)?;
         found.checks.insert("rules".to_owned(), "kept".to_owned());
         drop(baseline);
         for set in self.sets() {
@@ -280,13 +299,22 @@ fn rejected(ended: Ended, set: &Set<'_>) -> Rejected {
                 Kind::Fault | Kind::Setup => Outcome::Fault,
             };
             let reason = failed.message.lines().next().unwrap_or_default().to_owned();
-            Rejected { outcome, reason: on(&reason), more: first_errors(&failed.message) }
+            let more = failed.message.lines().skip(1).collect::<Vec<_>>().join("\n");
+            Rejected { more, ..Rejected::new(outcome, on(&reason)) }
         }
         Ended::TimeOut(limit) => {
             Rejected::new(Outcome::TimeOut, on(&format!("stopped after {:.0} s", limit.as_secs_f64())))
         }
         Ended::Died(how) => Rejected::new(Outcome::Fault, on(&how)),
     }
+}
+
+/// The failure of a run as an outcome.
+fn rejected_run(ended: Ended, set: &Set<'_>, params: &Params) -> Rejected {
+    let rejected = rejected(ended, set);
+    let repeat = matches!(rejected.outcome, Outcome::Fault | Outcome::TimeOut);
+    let faulted = Faulted { chunk_bytes: set.chunk_bytes, params: params.to_vec() };
+    Rejected { faulted: repeat.then_some(faulted), ..rejected }
 }
 
 /// The baseline's failure, which is no candidate's fault.
@@ -326,16 +354,6 @@ fn query_sql(query: &Query, params: &Params) -> Result<String> {
 /// The larger of a fixed time and a multiple of the baseline's.
 fn limit(least: Duration, times: f64, base_ms: f64) -> Duration {
     least.max(Duration::from_secs_f64(times * base_ms / 1e3))
-}
-
-/// The first five errors of a compiler's output, with what it shows of the source.
-fn first_errors(log: &str) -> String {
-    let mut errors = 0;
-    let shown = log.lines().take_while(|line| {
-        errors += usize::from(line.contains("error"));
-        errors <= 5
-    });
-    shown.collect::<Vec<_>>().join("\n")
 }
 
 fn words(ended: &Ended) -> String {

@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use arrow::record_batch::RecordBatch;
 use dkb_runtime::device::nvrtc;
@@ -13,16 +15,24 @@ use dkb_runtime::wire::{how_it_ended, read_batch, read_message, write_message};
 use tempfile::TempDir;
 
 use super::Params;
+use super::costs::LaunchCost;
 use super::profile::Profile;
-use super::worker::{Failed, Kind, Open, Opened, Program, Reply, Request, SUBCOMMAND};
+use super::worker::{Failed, Kind, Open, Opened, Program, Purpose, Reply, Request, SUBCOMMAND};
 
 /// The file in its scratch folder to which a worker complains.
 const LOG: &str = "log";
 
+/// The file in its scratch folder to which a memory checker reports.
+const CHECKED: &str = "checked";
+
+/// How long a worker may take to end when nothing more is asked.
+const END_LIMIT: Duration = Duration::from_secs(20);
+
 /// A running worker.
 pub(super) struct Process {
     child: Child,
-    requests: ChildStdin,
+    /// None once nothing more is asked.
+    requests: Option<ChildStdin>,
     replies: Receiver<io::Result<(Reply, Option<RecordBatch>)>>,
     /// Where a caged worker writes; removed when it ends.
     scratch: TempDir,
@@ -45,6 +55,8 @@ pub(super) struct Ran {
     pub(super) exec_ms: f64,
     /// Rows that came to the host for order and limit.
     pub(super) finish_rows: u64,
+    /// What its launches took, where that was asked for.
+    pub(super) launches: Vec<LaunchCost>,
     /// The answer.
     pub(super) batch: RecordBatch,
 }
@@ -55,26 +67,63 @@ impl Process {
     /// # Errors
     /// See [`Ended`].
     pub(super) fn start(open: &Open, limit: Duration) -> Result<(Process, Opened), Ended> {
-        let mut process = Process::spawn(open).map_err(|e| Ended::Died(format!("does not start: {e}")))?;
-        match process.ask(&Request::Open(open.clone()), limit)? {
-            (Reply::Opened(opened), _) => Ok((process, opened)),
+        let mut process = Process::spawn(open).map_err(does_not_start)?;
+        let opened = process.open(open, limit)?;
+        Ok((process, opened))
+    }
+
+    /// Runs a plan once in a worker of its own. Gives what came of it, and what the worker and a memory checker have
+    /// written.
+    pub(super) fn once(
+        open: &Open,
+        params: &Params,
+        start_limit: Duration,
+        limit: Duration,
+    ) -> (Result<Ran, Ended>, String) {
+        let mut process = match Process::spawn(open).map_err(does_not_start) {
+            Ok(process) => process,
+            Err(ended) => return (Err(ended), String::new()),
+        };
+        let ran = process.open(open, start_limit).and_then(|_| process.run(params, limit));
+        process.finish();
+        let read = |name: &str| std::fs::read(process.scratch.path().join(name)).unwrap_or_default();
+        let log = [read(LOG), read(CHECKED)].concat();
+        (ran, String::from_utf8_lossy(&log).into_owned())
+    }
+
+    fn open(&mut self, open: &Open, limit: Duration) -> Result<Opened, Ended> {
+        match self.ask(&Request::Open(open.clone()), limit)? {
+            (Reply::Opened(opened), _) => Ok(opened),
             _ => Err(out_of_step()),
+        }
+    }
+
+    /// Lets the worker end by itself, so that a memory checker completes its report.
+    fn finish(&mut self) {
+        self.requests = None;
+        let begun = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < END_LIMIT {
+            thread::sleep(Duration::from_millis(10));
         }
     }
 
     fn spawn(open: &Open) -> io::Result<Process> {
         let scratch = tempfile::tempdir()?;
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = command(open, &scratch.path().join(CHECKED))?;
         command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(File::create(scratch.path().join(LOG))?);
         command.process_group(0).env("DKB_EXCHANGE", "peer");
         if matches!(open.program, Program::Candidate(_)) {
             if open.machine.caged {
-                command
-                    .arg(scratch.path())
-                    .arg(if open.machine.gpu { "gpu" } else { "host" })
-                    .arg(&open.data);
+                let device = match (open.machine.gpu, open.checker()) {
+                    (false, _) => "host",
+                    (true, None) => "gpu",
+                    (true, Some(_)) => "checked",
+                };
+                command.arg(scratch.path()).arg(device).arg(&open.data);
                 command.args(nvrtc::library_dirs().iter().filter(|dir| dir.is_dir()));
+                // A memory checker's libraries lie beside its folder of programs.
+                command.args(open.checker().and_then(|checker| checker.parent()?.parent()));
             }
             command.env("TMPDIR", scratch.path()).env("DKB_CACHE_DIR", scratch.path().join("cache"));
             command.env("CUDA_CACHE_DISABLE", "1").current_dir(scratch.path());
@@ -89,13 +138,13 @@ impl Process {
             return Err(io::Error::other("its pipes are missing"));
         };
         let (sender, replies) = channel();
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             let mut input = BufReader::new(output);
             loop {
                 let reply = read_message(&mut input).and_then(|reply| match reply {
-                    Some(Reply::Ran { exec_ms, finish_rows, arrow_bytes }) => {
+                    Some(reply @ Reply::Ran { arrow_bytes, .. }) => {
                         let batch = read_batch(&mut input, arrow_bytes)?;
-                        Ok((Reply::Ran { exec_ms, finish_rows, arrow_bytes }, Some(batch)))
+                        Ok((reply, Some(batch)))
                     }
                     Some(reply) => Ok((reply, None)),
                     None => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -106,7 +155,7 @@ impl Process {
                 }
             }
         });
-        Ok(Process { child, requests, replies, scratch })
+        Ok(Process { child, requests: Some(requests), replies, scratch })
     }
 
     /// Runs the plan.
@@ -115,7 +164,9 @@ impl Process {
     /// See [`Ended`].
     pub(super) fn run(&mut self, params: &Params, limit: Duration) -> Result<Ran, Ended> {
         match self.ask(&Request::Run(params.to_vec()), limit)? {
-            (Reply::Ran { exec_ms, finish_rows, .. }, Some(batch)) => Ok(Ran { exec_ms, finish_rows, batch }),
+            (Reply::Ran { exec_ms, finish_rows, launches, .. }, Some(batch)) => {
+                Ok(Ran { exec_ms, finish_rows, launches, batch })
+            }
             _ => Err(out_of_step()),
         }
     }
@@ -143,8 +194,8 @@ impl Process {
     }
 
     fn ask(&mut self, request: &Request, limit: Duration) -> Result<(Reply, Option<RecordBatch>), Ended> {
-        let sent = write_message(&mut self.requests, request).and_then(|()| self.requests.flush());
-        if sent.is_err() {
+        let sent = self.requests.as_mut().map(|to| write_message(to, request).and_then(|()| to.flush()));
+        if !matches!(sent, Some(Ok(()))) {
             return Err(self.died());
         }
         match self.replies.recv_timeout(limit) {
@@ -179,6 +230,35 @@ impl Drop for Process {
         // It has been killed: what is left is to take its exit status, whatever it is.
         let _ = self.child.wait();
     }
+}
+
+/// The program that is a worker, or that starts one and reports to a file.
+fn command(open: &Open, report: &Path) -> io::Result<Command> {
+    let program = std::env::current_exe()?;
+    let mut command = match open.checker() {
+        None => Command::new(program),
+        Some(checker) => {
+            let mut command = Command::new(checker);
+            command.args([
+                "--tool",
+                "memcheck",
+                "--target-processes",
+                "application-only",
+                "--print-limit",
+                "10",
+            ]);
+            command.arg("--log-file").arg(report).arg(program);
+            command
+        }
+    };
+    if matches!(open.purpose, Purpose::Diagnose { .. }) {
+        command.env("DKB_SANITIZE", "1");
+    }
+    Ok(command)
+}
+
+fn does_not_start(e: io::Error) -> Ended {
+    Ended::Died(format!("the worker process does not start: {e}"))
 }
 
 fn out_of_step() -> Ended {

@@ -4,19 +4,20 @@
 //! reads the candidate.
 
 use std::io::{self, BufReader, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use arrow::record_batch::RecordBatch;
 use dkb_kernels::{SqlType, text};
 use dkb_planner::ParamDecl;
-use dkb_runtime::device::{DeviceError, DeviceKind, DeviceSpec};
+use dkb_runtime::device::{DeviceError, DeviceKind, DeviceSpec, cuda};
 use dkb_runtime::exec::Error;
 use dkb_runtime::sandbox::Sandbox;
-use dkb_runtime::session::{Prepared, Session, SessionConfig};
+use dkb_runtime::session::{Execution, Prepared, Session, SessionConfig};
 use dkb_runtime::wire::{encode_batch, read_message, take_stdout, write_message};
 use serde::{Deserialize, Serialize};
 
+use super::costs::{self, LaunchCost};
+use super::diagnose;
 use super::profile::Profile;
 
 /// The hidden subcommand that makes the program a worker.
@@ -33,6 +34,32 @@ pub(super) struct Open {
     pub(super) chunk_bytes: Option<u64>,
     /// What to prepare.
     pub(super) program: Program,
+    /// What for.
+    pub(super) purpose: Purpose,
+}
+
+impl Open {
+    /// The program that watches the memory of the GPU.
+    pub(super) fn checker(&self) -> Option<&Path> {
+        match &self.purpose {
+            Purpose::Diagnose { checker } => checker.as_deref(),
+            Purpose::Answer | Purpose::Costs => None,
+        }
+    }
+}
+
+/// What a plan runs for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Purpose {
+    /// Its answers and times.
+    Answer,
+    /// To find out why it faults.
+    Diagnose {
+        /// The program that watches a GPU's memory; on the host the worker does.
+        checker: Option<PathBuf>,
+    },
+    /// Times of its launches.
+    Costs,
 }
 
 /// On which devices plans run.
@@ -86,6 +113,8 @@ pub(super) enum Reply {
         exec_ms: f64,
         /// Rows that came to the host for order and limit.
         finish_rows: u64,
+        /// What its launches took, where that was asked for.
+        launches: Vec<LaunchCost>,
         /// Length of the Arrow IPC stream that follows.
         arrow_bytes: usize,
     },
@@ -150,7 +179,8 @@ struct Loaded {
 }
 
 /// Serves requests from standard input until it closes. Of the arguments behind the subcommand, the first is the
-/// scratch folder of a caged worker, the second `gpu` or `host`, and the others are what it may read.
+/// scratch folder of a caged worker, the second `gpu`, `checked` (a GPU under a memory checker) or `host`, and the
+/// others are what it may read.
 pub fn main(args: &[String]) -> ExitCode {
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -165,8 +195,13 @@ fn serve(args: &[String]) -> io::Result<()> {
     // SAFETY: a plain system call; failing is harmless, as standard input closes when the parent ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if let [scratch, device, read @ ..] = args {
+        if device == "checked" {
+            // The checker comes into the process with the driver, and talks to its other half by means that the cage
+            // forbids. Where there is no driver, opening the device says so.
+            let _ = cuda::availability();
+        }
         let read = read.iter().map(PathBuf::from).collect();
-        let sandbox = Sandbox { read, scratch: scratch.into(), gpu: device == "gpu" };
+        let sandbox = Sandbox { read, scratch: scratch.into(), gpu: device != "host" };
         sandbox.enter().map_err(io::Error::other)?;
     }
     let mut out = BufWriter::new(take_stdout()?);
@@ -184,12 +219,12 @@ fn serve(args: &[String]) -> io::Result<()> {
                 Reply::Opened(reply)
             }),
             Request::Profile(params) => profile(opened.as_mut(), &params).map(Reply::Profiled),
-            Request::Run(params) => {
-                run(opened.as_mut(), &params).and_then(|(exec_ms, finish_rows, batch)| {
+            Request::Run(params) => run(opened.as_mut(), &params).and_then(
+                |(Execution { exec_ms, finish_rows, batch, .. }, launches)| {
                     bytes = encode_batch(&batch).map_err(|e| failed(Kind::Fault, e))?;
-                    Ok(Reply::Ran { exec_ms, finish_rows, arrow_bytes: bytes.len() })
-                })
-            }
+                    Ok(Reply::Ran { exec_ms, finish_rows, launches, arrow_bytes: bytes.len() })
+                },
+            ),
             Request::SwapRows => swap_rows(opened.as_mut()).map(Reply::Swapped),
         };
         write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
@@ -217,12 +252,18 @@ fn while_opening(error: Error) -> Failed {
 fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
     let setup = |e: Error| failed(Kind::Setup, e);
     let Machine { gpu, devices, memory_bytes, .. } = &open.machine;
+    let diagnoses = matches!(open.purpose, Purpose::Diagnose { .. });
+    if diagnoses && !gpu {
+        diagnose::note_faults();
+    }
     let config = SessionConfig {
         kind: if *gpu { DeviceKind::Cuda } else { DeviceKind::Host },
         spec: DeviceSpec { gpus: None, devices: Some(devices.clone()), memory_bytes: *memory_bytes },
         chunk_bytes: open.chunk_bytes,
         poison: true,
-        guard: true,
+        guard: open.purpose == Purpose::Answer,
+        trace: open.purpose == Purpose::Costs,
+        watch: diagnoses.then_some(diagnose::note),
         ..SessionConfig::default()
     };
     let session = Session::open(&open.data, config).map_err(setup)?;
@@ -250,7 +291,7 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
         buffer_bytes: prepared.buffer_bytes().unwrap_or(0),
         floor_bytes: session.floor_bytes(&prepared).map_err(setup)?,
         rows: tables.map(|t| t.info.rows).max().unwrap_or(0),
-        gb_per_s: if *gpu { session.device_gb_per_s().map_err(setup)? } else { None },
+        gb_per_s: if *gpu && !diagnoses { session.device_gb_per_s().map_err(setup)? } else { None },
         model: device.map(|d| d.model()).unwrap_or_default(),
         versions: device.map(|d| d.versions()).unwrap_or_default(),
     };
@@ -262,11 +303,10 @@ fn profile(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<P
     Profile::measure(session, prepared, params).map_err(|e| failed(Kind::Fault, e))
 }
 
-fn nothing_open() -> Failed {
-    failed(Kind::Setup, "no data set is open")
-}
-
-fn run(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<(f64, u64, RecordBatch), Failed> {
+fn run(
+    opened: Option<&mut Loaded>,
+    params: &[(String, String)],
+) -> Result<(Execution, Vec<LaunchCost>), Failed> {
     let Loaded { session, prepared, generated } = opened.ok_or_else(nothing_open)?;
     let execution = session.execute(prepared, params).map_err(|e| match e {
         Error::Assumption { .. } => failed(Kind::Assumption, e),
@@ -277,7 +317,8 @@ fn run(opened: Option<&mut Loaded>, params: &[(String, String)]) -> Result<(f64,
     if execution.replanned && !*generated {
         return Err(failed(Kind::Assumption, format!("the data violates {}", prepared.denied().join(", "))));
     }
-    Ok((execution.exec_ms, execution.finish_rows, execution.batch))
+    let launches = costs::launches(&execution, prepared);
+    Ok((execution, launches))
 }
 
 fn swap_rows(opened: Option<&mut Loaded>) -> Result<Vec<String>, Failed> {

@@ -30,8 +30,8 @@ use self::staging::Staging;
 use super::cache::SharedMap;
 use super::nvrtc::{self, Cubin};
 use super::{
-    Device, DeviceError, Download, Extent, MEMORY_PADDING, Mark, Memory, Module, Priority, Recording, Registration,
-    Resources, sanitizing, triton,
+    Device, DeviceError, Download, Extent, MEMORY_PADDING, Mark, Memory, Module, Priority, Recording,
+    Registration, Resources, sanitizing, triton,
 };
 use crate::trace::now_ms;
 

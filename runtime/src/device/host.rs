@@ -23,8 +23,7 @@ use super::elf::keeps_nothing;
 use super::guard::Guarded;
 use super::{
     Device, DeviceError, Extent, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration,
-    sanitizing,
-    shorten,
+    sanitizing, shorten,
 };
 use crate::sandbox::program_path;
 use crate::trace::now_ms;

@@ -201,7 +201,8 @@ impl Layout {
         let (offset, align) = (self.slabs[slab].bytes, self.slabs[slab].align());
         // A byte at least, so that every buffer has an address of its own.
         let taken = bytes.max(1) as usize;
-        self.slabs[slab].bytes = offset + if apart && !status { taken } else { taken.next_multiple_of(align) };
+        self.slabs[slab].bytes =
+            offset + if apart && !status { taken } else { taken.next_multiple_of(align) };
         Some(Place { slab, offset, bytes: bytes as usize, len })
     }
 

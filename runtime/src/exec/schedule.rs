@@ -239,8 +239,12 @@ impl Setup {
     /// Bytes that the launches of a run with this setup were given: columns over the rows that they ran on, as well as
     /// buffers and dictionaries. Merges, exchanges and what starts buffers are not counted.
     pub(crate) fn kernel_bytes(&self, program: &Program, workers: &[Worker], output: &Output) -> u64 {
-        let given =
-            Given { program, layout: self.layout_of(output), counts: &output.counts, dicts: &workers[0].dicts };
+        let given = Given {
+            program,
+            layout: self.layout_of(output),
+            counts: &output.counts,
+            dicts: &workers[0].dicts,
+        };
         output.tally.column_bytes + given.in_run(workers.len() as u64, self.parts)
     }
 }

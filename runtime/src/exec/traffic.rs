@@ -61,7 +61,9 @@ impl Given<'_> {
     pub(crate) fn in_launch(&self, slots: &[Slot]) -> u64 {
         let bytes = |slot: &Slot| match *slot {
             Slot::Buffer(buffer) => self.in_buffer(buffer),
-            Slot::DictOffsets(dict) => (u64::from(self.dicts[dict].entries()) + 1) * Physical::Utf8.row_bytes(),
+            Slot::DictOffsets(dict) => {
+                (u64::from(self.dicts[dict].entries()) + 1) * Physical::Utf8.row_bytes()
+            }
             Slot::DictBytes(dict) => self.dicts[dict].pointers().text_bytes,
             _ => 0,
         };

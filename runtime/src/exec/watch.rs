@@ -38,7 +38,12 @@ pub struct Argument {
 impl Argument {
     /// What `slot` refers to, of which only an address and, as far as the caller knows, a number of elements change
     /// between launches; None for a number.
-    pub(super) fn new(program: &Program, slot: Slot, address: u64, elements: Option<u64>) -> Option<Argument> {
+    pub(super) fn new(
+        program: &Program,
+        slot: Slot,
+        address: u64,
+        elements: Option<u64>,
+    ) -> Option<Argument> {
         let column = |at: usize| {
             let column = &program.columns[at];
             let physical = column.repr.physical;

@@ -9,8 +9,8 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUfunction_attribute, CUresult};
 
 use super::{BLOCK_THREADS, Gpu, lock};
-use crate::device::{Module, Resources};
 use crate::device::triton::Compiled;
+use crate::device::{Module, Resources};
 
 /// The first driver that tells the parameters of a kernel and loads it ahead of its first launch.
 pub(super) const DRIVER_WITH_FUNCTION_CALLS: i32 = 12_040;
@@ -38,7 +38,8 @@ impl Function {
         Some(Resources {
             registers: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
             local_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
-            shared_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)? + self.shared_bytes,
+            shared_bytes: attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?
+                + self.shared_bytes,
         })
     }
 }
