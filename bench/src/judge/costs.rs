@@ -50,7 +50,7 @@ pub(super) fn launches(execution: &Execution, prepared: &Prepared) -> Vec<Launch
 
 impl Judge {
     /// The launches of a right candidate on the data on which it is timed, with default parameters.
-    pub(super) fn costs(&self, query: &Query, candidate: &str) -> String {
+    pub(super) fn costs_table(&self, query: &Query, candidate: &str) -> String {
         match self.costs(query, candidate) {
             Ok(costs) => table(&costs),
             Err(ended) => format!("Its launches could not be measured: {}", words(&ended)),
@@ -84,7 +84,7 @@ fn table(costs: &[LaunchCost]) -> String {
     }
     table.set_header(head);
     for LaunchCost { name, ms, bytes, resources } in costs {
-        let gb_per_s = if *ms > 0.0 { format!("{:.0}", *bytes as f64 / ms / 1e6) } else { "-".to_owned() };
+        let gb_per_s = if *ms > 0.0 { format!("{:.1}", *bytes as f64 / ms / 1e6) } else { "-".to_owned() };
         let mut row = vec![name.clone(), format!("{ms:.3}"), gb_per_s];
         if on_gpu {
             let of = |get: fn(&Resources) -> u32| {
@@ -112,10 +112,10 @@ mod tests {
         let resources = Resources { registers: 40, local_bytes: 16, shared_bytes: 0 };
         let gpu = table(&[cost(Some(resources))]);
         assert!(
-            gpu.contains("| scan: add | 2.000 | 4    | 40        | 16          | 0            |"),
+            gpu.contains("| scan: add | 2.000 | 4.0  | 40        | 16          | 0            |"),
             "{gpu}"
         );
         let host = table(&[cost(None)]);
-        assert!(host.contains("| scan: add | 2.000 | 4    |") && !host.contains("registers"), "{host}");
+        assert!(host.contains("| scan: add | 2.000 | 4.0  |") && !host.contains("registers"), "{host}");
     }
 }

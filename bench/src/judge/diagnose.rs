@@ -104,7 +104,7 @@ pub(super) fn note_faults() {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE] {
+        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
             libc::sigaction(signal, &action, null_mut());
         }
     }
@@ -160,11 +160,16 @@ fn explain(log: &str, ended: Option<&Ended>) -> String {
         return format!("{kernel} {}.", fault_words(fault, places));
     }
     match ended {
-        None => "it ended without a fault there, so that the size of the data matters.".to_owned(),
+        None => "it ended without a fault there, on one device: the size of the data matters, or the number of devices.".to_owned(),
         Some(Ended::TimeOut(limit)) => {
             format!("{kernel} was still running after {:.0} s.", limit.as_secs_f64())
         }
-        Some(other) => format!("{}; the last launch was that of {kernel}.", words(other)),
+        Some(other) => {
+            // A worker that is gone is described with its log's last line, which may be a launch.
+            let words = words(other);
+            let how = words.split(&format!(": {LAUNCH}")).next().unwrap_or_default();
+            format!("{how}; the last launch was that of {kernel}.")
+        }
     }
 }
 
@@ -175,6 +180,9 @@ fn fault_words(fault: &str, places: &[Argument]) -> String {
     let access = words.next().unwrap_or("touches");
     let address = words.next().and_then(|word| word.parse().ok()).unwrap_or_default();
     match signal {
+        libc::SIGILL => {
+            "comes to where the compiler left off, because what is written there is undefined".to_owned()
+        }
         libc::SIGFPE => "divides an integer by zero, or the smallest one by -1".to_owned(),
         _ if address == u64::MAX => {
             "uses an address beyond all memory: an index is far off, or was never set".to_owned()
@@ -298,6 +306,9 @@ mod tests {
             explain(&log(""), Some(&hung)),
             "kernel `add` of phase `scan` was still running after 10 s."
         );
+        let gone = Ended::Died(format!("it was ended by signal 9: {LAUNCH}{{}}"));
+        let wanted = "it was ended by signal 9; the last launch was that of kernel `add` of phase `scan`.";
+        assert_eq!(explain(&log(""), Some(&gone)), wanted);
         assert!(explain("", None).contains("without a fault"));
     }
 }

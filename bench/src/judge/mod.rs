@@ -202,7 +202,7 @@ impl Judge {
         let (outcome, reason, more) = match self.examine(&query, candidate, &mut found) {
             Ok((outcome, reason)) => {
                 let slow = outcome != Outcome::Accepted;
-                (outcome, reason, if slow { self.costs(&query, candidate) } else { String::new() })
+                (outcome, reason, if slow { self.costs_table(&query, candidate) } else { String::new() })
             }
             Err(Stop::Rejected(Rejected { outcome, reason, more, faulted })) => {
                 let more = match faulted {

@@ -291,7 +291,11 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
         buffer_bytes: prepared.buffer_bytes().unwrap_or(0),
         floor_bytes: session.floor_bytes(&prepared).map_err(setup)?,
         rows: tables.map(|t| t.info.rows).max().unwrap_or(0),
-        gb_per_s: if *gpu && !diagnoses { session.device_gb_per_s().map_err(setup)? } else { None },
+        gb_per_s: if *gpu && open.purpose == Purpose::Answer {
+            session.device_gb_per_s().map_err(setup)?
+        } else {
+            None
+        },
         model: device.map(|d| d.model()).unwrap_or_default(),
         versions: device.map(|d| d.versions()).unwrap_or_default(),
     };
