@@ -3,8 +3,8 @@
 //! What changes is [`Kind`]'s to say. Invariant: tables keep their names, columns their names and types, and a data
 //! set appears under its name only when it is complete.
 
-mod hostile;
 mod perturbed;
+mod reshaped;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -41,11 +41,15 @@ pub enum Kind {
     /// text, NULLs, the order of rows, files and row groups stay, and so do columns that are neither integers, decimals
     /// of up to 128 bits, floats, dates, timestamps nor text. Memory: a few batches of rows.
     Perturbed,
-    /// Another shape: rows permuted, keys relabelled with gaps, 1 % NULLs, uneven files and row groups
+    /// Another shape: rows permuted, keys relabelled with gaps, uneven files and row groups, one file empty
     ///
     /// Integer keys of the same name behind the table's prefix (`l_partkey`, `p_partkey`) are relabelled alike, so
-    /// that joins match as before; other keys stay, and no key becomes NULL. All other columns are declared nullable.
-    /// Memory: the largest table, and the keys' distinct values; it is meant for scale factors up to 1.
+    /// that joins match as before, with labels from the least key on; other keys stay. Memory: the largest table, and
+    /// the keys' distinct values; it is meant for scale factors up to 1.
+    Reshaped,
+    /// Another shape with NULLs: as `reshaped`, and 1 % of each column that is no key NULL
+    ///
+    /// All columns but keys are declared nullable.
     Hostile,
 }
 
@@ -64,7 +68,8 @@ pub fn perturb(data: &Path, kind: Kind, seed: u64, output: &Path) -> Result<()> 
     let partial = partial_folder(output)?;
     match kind {
         Kind::Perturbed => perturbed::write(&tables, data, seed, partial.path())?,
-        Kind::Hostile => hostile::write(&tables, seed, partial.path())?,
+        Kind::Reshaped => reshaped::write(&tables, false, seed, partial.path())?,
+        Kind::Hostile => reshaped::write(&tables, true, seed, partial.path())?,
     }
     fs::rename(partial.path(), output).with_context(|| cannot_write(output))
 }
@@ -263,7 +268,7 @@ mod tests {
     fn the_same_seed_gives_the_same_bytes_and_the_same_columns() {
         let dir = tempfile::tempdir().unwrap();
         let data = tpch(dir.path());
-        for kind in [Kind::Perturbed, Kind::Hostile] {
+        for kind in [Kind::Perturbed, Kind::Reshaped, Kind::Hostile] {
             let made = [("a", 1), ("b", 1), ("c", 2)].map(|(name, seed)| {
                 let output = dir.path().join(format!("{kind:?}-{name}"));
                 perturb(&data, kind, seed, &output).unwrap();
@@ -306,7 +311,7 @@ mod tests {
         damaged[4..60].fill(0xff);
         fs::write(&region, damaged).unwrap();
         let output = dir.path().join("out");
-        for kind in [Kind::Perturbed, Kind::Hostile] {
+        for kind in [Kind::Perturbed, Kind::Reshaped, Kind::Hostile] {
             let error = format!("{:#}", perturb(&data, kind, 0, &output).unwrap_err());
             assert!(error.contains("region.parquet"), "{error}");
         }

@@ -1,4 +1,4 @@
-//! [`Kind::Hostile`](super::Kind): the same relations in another shape.
+//! [`Kind::Reshaped`](super::Kind) and [`Kind::Hostile`](super::Kind): the same relations in another shape.
 //!
 //! A first pass over all tables collects the values of the keys; then one table at a time is read, permuted and
 //! written.
@@ -31,16 +31,23 @@ const ROW_GROUP_BITS: u32 = 17;
 /// New values of a key, by the old ones.
 type Labels = HashMap<i64, i64>;
 
-/// Writes the tables to `target`, several files each.
-pub(super) fn write(tables: &[Table], seed: u64, target: &Path) -> Result<()> {
+/// Writes the tables to `target`, several files each, with or without NULLs in columns that are no keys.
+pub(super) fn write(tables: &[Table], nulls: bool, seed: u64, target: &Path) -> Result<()> {
     let domains = label_keys(tables, seed)?;
     for table in tables {
-        write_table(table, &domains, seed, target).with_context(|| format!("table `{}`", table.name))?;
+        write_table(table, &domains, nulls, seed, target)
+            .with_context(|| format!("table `{}`", table.name))?;
     }
     Ok(())
 }
 
-fn write_table(table: &Table, domains: &BTreeMap<String, Labels>, seed: u64, target: &Path) -> Result<()> {
+fn write_table(
+    table: &Table,
+    domains: &BTreeMap<String, Labels>,
+    nulls: bool,
+    seed: u64,
+    target: &Path,
+) -> Result<()> {
     let mut batches = Vec::new();
     for file in &table.files {
         for group in 0..file.row_groups() {
@@ -54,7 +61,7 @@ fn write_table(table: &Table, domains: &BTreeMap<String, Labels>, seed: u64, tar
     let mut order: Vec<(usize, usize)> = batches.iter().enumerate().flat_map(positions).collect();
     order.shuffle(&mut table.rng(seed, "order"));
 
-    let schema = schema(table);
+    let schema = schema(table, nulls);
     let columns: Vec<Column> = schema
         .fields()
         .iter()
@@ -62,7 +69,8 @@ fn write_table(table: &Table, domains: &BTreeMap<String, Labels>, seed: u64, tar
         .map(|(number, field)| Column {
             arrays: batches.iter().map(|batch| batch.column(number).as_ref()).collect(),
             labels: domain(field).and_then(|domain| domains.get(&domain)),
-            nulls: (!is_key(field)).then(|| nulls(order.len(), &mut table.rng(seed, field.name()))),
+            nulls: (nulls && !is_key(field))
+                .then(|| draw_nulls(order.len(), &mut table.rng(seed, field.name()))),
         })
         .collect();
     for (number, groups) in layout(order.len(), &mut table.rng(seed, "layout")).into_iter().enumerate() {
@@ -112,8 +120,8 @@ fn relabel(array: &ArrayRef, labels: &Labels) -> Result<ArrayRef> {
     cast(&(Arc::new(relabelled) as ArrayRef), array.data_type())
 }
 
-/// All columns but keys nullable.
-fn schema(table: &Table) -> SchemaRef {
+/// The table's columns; with NULLs, all but keys are nullable.
+fn schema(table: &Table, nulls: bool) -> SchemaRef {
     let fields: Vec<Field> = table
         .schema()
         .fields()
@@ -121,14 +129,14 @@ fn schema(table: &Table) -> SchemaRef {
         .enumerate()
         .map(|(number, field)| {
             let declared = table.files.iter().any(|f| f.metadata.schema().field(number).is_nullable());
-            field.as_ref().clone().with_nullable(declared || !is_key(field))
+            field.as_ref().clone().with_nullable(declared || nulls && !is_key(field))
         })
         .collect();
     Arc::new(Schema::new_with_metadata(fields, table.schema().metadata().clone()))
 }
 
 /// Exactly 1 % of the rows, rounded down.
-fn nulls(rows: usize, rng: &mut SmallRng) -> BooleanArray {
+fn draw_nulls(rows: usize, rng: &mut SmallRng) -> BooleanArray {
     let mut mask = BooleanBufferBuilder::new(rows);
     mask.append_n(rows, false);
     index::sample(rng, rows, rows / ROWS_PER_NULL).into_iter().for_each(|row| mask.set_bit(row, true));
@@ -183,7 +191,8 @@ fn label_keys(tables: &[Table], seed: u64) -> Result<BTreeMap<String, Labels>> {
     let label = |(name, (values, most)): (String, (HashSet<i64>, i64))| {
         let mut values: Vec<i64> = values.into_iter().collect();
         values.sort_unstable();
-        let labels = labels(values.len(), most, &mut rng(seed, &name)).with_context(|| {
+        let least = values.first().copied().unwrap_or(0);
+        let labels = labels(values.len(), least, most, &mut rng(seed, &name)).with_context(|| {
             format!("columns `{name}` have {} values, too many to relabel within their type", values.len())
         })?;
         Ok((name, values.into_iter().zip(labels).collect()))
@@ -191,13 +200,15 @@ fn label_keys(tables: &[Table], seed: u64) -> Result<BTreeMap<String, Labels>> {
     domains.into_iter().map(label).collect()
 }
 
-/// Distinct numbers from 0 to `most` with gaps, in no order.
-fn labels(values: usize, most: i64, rng: &mut SmallRng) -> Result<Vec<i64>> {
-    let fitting = usize::try_from(most).unwrap_or(usize::MAX).saturating_add(1);
+/// Distinct numbers from `least` to `most` with gaps, in no order. The least key stays the least that there can be, and
+/// labels are no more than [`LABELS_PER_VALUE`] times as many as keys, so that what holds the keys of a data set ten
+/// times as large holds the labels.
+fn labels(values: usize, least: i64, most: i64, rng: &mut SmallRng) -> Result<Vec<i64>> {
+    let fitting = usize::try_from(i128::from(most) - i128::from(least) + 1).unwrap_or(usize::MAX);
     let range = values.saturating_mul(LABELS_PER_VALUE).min(fitting);
     ensure!(range >= values, "only {range} labels");
-    let mut labels =
-        index::sample(rng, range, values).into_iter().map(|label| label as i64).collect::<Vec<_>>();
+    let sample = index::sample(rng, range, values).into_iter();
+    let mut labels: Vec<i64> = sample.map(|label| least.saturating_add_unsigned(label as u64)).collect();
     let falling = |labels: &[i64]| labels.len() > 2 && labels.is_sorted_by(|a, b| a > b);
     if labels.len() > 1 && (labels.is_sorted() || falling(&labels)) {
         labels.swap(0, 1);
@@ -221,6 +232,7 @@ fn greatest(ty: &DataType) -> i64 {
 #[cfg(test)]
 mod tests {
     use arrow::array::{Int8Array, Int32Array, StringViewArray};
+    use arrow::compute::is_null;
     use dkb_runtime::table::DataSet;
 
     use super::super::tests::{read_table, tpch, write_table};
@@ -238,7 +250,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data = tpch(dir.path());
         let output = dir.path().join("out");
-        perturb(&data, Kind::Hostile, 3, &output).unwrap();
+        perturb(&data, Kind::Reshaped, 3, &output).unwrap();
         // Per row of lineitem: lines of its order, its line number, and whether the order is there.
         let joined = |dir: &Path| {
             let (orders, lines) = (read_table(dir, "orders"), read_table(dir, "lineitem"));
@@ -260,7 +272,8 @@ mod tests {
 
         let parts: HashSet<i64> = keys(&read_table(&output, "part"), "p_partkey").into_iter().collect();
         let most = parts.iter().max().copied().unwrap_or(0);
-        assert!((parts.len() as i64 * 2..parts.len() as i64 * 4).contains(&most), "{most}");
+        assert!((parts.len() as i64 * 2..=parts.len() as i64 * 4).contains(&most), "{most}");
+        assert!(parts.iter().all(|key| *key >= 1));
         for (table, name) in [("partsupp", "ps_partkey"), ("lineitem", "l_partkey")] {
             assert!(keys(&read_table(&output, table), name).iter().all(|key| parts.contains(key)), "{name}");
         }
@@ -269,20 +282,29 @@ mod tests {
     }
 
     #[test]
-    fn a_hundredth_of_the_values_is_null_and_files_are_uneven() {
+    fn files_are_uneven_and_a_hundredth_of_the_values_is_null_where_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         let data = tpch(dir.path());
-        let output = dir.path().join("out");
-        perturb(&data, Kind::Hostile, 3, &output).unwrap();
+        let [reshaped, hostile] = [Kind::Reshaped, Kind::Hostile].map(|kind| {
+            let output = dir.path().join(format!("{kind:?}"));
+            perturb(&data, kind, 3, &output).unwrap();
+            output
+        });
         for table in &DataSet::open(&data).unwrap().tables {
-            let batch = read_table(&output, &table.info.name);
-            assert_eq!(batch.num_rows() as u64, table.info.rows);
-            for (field, array) in batch.schema().fields().iter().zip(batch.columns()) {
-                let share = if is_key(field) { 0 } else { batch.num_rows() / 100 };
+            let [without, with] = [&reshaped, &hostile].map(|dir| read_table(dir, &table.info.name));
+            assert_eq!(with.num_rows() as u64, table.info.rows);
+            for ((field, array), all) in
+                with.schema().fields().iter().zip(with.columns()).zip(without.columns())
+            {
+                let share = if is_key(field) { 0 } else { with.num_rows() / 100 };
                 assert_eq!((field.is_nullable(), array.null_count()), (!is_key(field), share), "{field}");
+                // The sets differ in nothing but their NULLs.
+                let nulls = is_null(array).unwrap();
+                assert_eq!((&nullif(all, &nulls).unwrap(), all.null_count()), (array, 0), "{field}");
             }
+            assert!(without.schema().fields().iter().all(|field| !field.is_nullable()));
         }
-        let made = DataSet::open(&output).unwrap();
+        let made = DataSet::open(&reshaped).unwrap();
         let lines = made.table("lineitem").unwrap();
         assert_eq!(lines.paths().count(), 4);
         let bounds = lines.row_group_bounds("l_orderkey").unwrap();
@@ -296,9 +318,10 @@ mod tests {
     fn labels_keep_no_order() {
         for values in 2..40 {
             for seed in 0..50 {
-                let labels = labels(values, i64::MAX, &mut rng(seed, "")).unwrap();
+                let labels = labels(values, 1, i64::MAX, &mut rng(seed, "")).unwrap();
                 let distinct: HashSet<i64> = labels.iter().copied().collect();
                 assert_eq!(distinct.len(), values);
+                assert!(labels.iter().all(|label| (1..=values as i64 * 4).contains(label)), "{labels:?}");
                 assert!(!labels.is_sorted(), "{labels:?}");
                 assert!(values == 2 || !labels.is_sorted_by(|a, b| a > b), "{labels:?}");
             }
@@ -331,7 +354,13 @@ mod tests {
         assert_eq!(read_table(&output, "empty").num_rows(), 0);
 
         write_table(&data, "t", &table((-100..100).collect()), 7);
+        let signed = dir.path().join("signed");
+        perturb(&data, Kind::Reshaped, 3, &signed).unwrap();
+        assert_eq!(keys(&read_table(&signed, "t"), "t_key").iter().collect::<HashSet<_>>().len(), 200);
+
+        let wide: ArrayRef = Arc::new(Int32Array::from_iter_values(0..300));
+        write_table(&data, "u", &RecordBatch::try_from_iter([("u_key", wide)]).unwrap(), 7);
         let error = perturb(&data, Kind::Hostile, 3, &dir.path().join("none")).unwrap_err();
-        assert!(format!("{error:#}").contains("`key` have 200 values, too many"), "{error:#}");
+        assert!(format!("{error:#}").contains("`key` have 400 values, too many"), "{error:#}");
     }
 }
