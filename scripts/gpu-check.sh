@@ -9,6 +9,7 @@
 #   BUDGETS       values for --device-memory to run    ("")
 #   CHUNKS        values for --chunk-bytes to run      ("")
 #   DEVICES       values for --devices to run          ("0,0,0,0")
+#   KERNELS       value for --kernels: a folder of plans (baseline)
 #   REPEAT        timed runs a query where resident    (5)
 #   ANSWERS       folder with sfSF/qNN.parquet answers (tests/answers); DataFusion checks where it has none
 #   DKB_SANITIZE  1 runs compute-sanitizer's four tools over the 22 queries at SF0.01, streamed
@@ -82,7 +83,7 @@ for scale in $scales; do
       *) checks=(--answers "$answers/sf$scale") ;;
     esac
   fi
-  workload=(--tpch "$scale" --data-root "$data" --fallback error "${checks[@]}")
+  workload=(--tpch "$scale" --data-root "$data" --fallback error --kernels "${KERNELS:-baseline}" "${checks[@]}")
   for n in $gpus; do
     for mode in $modes; do
       timing=()

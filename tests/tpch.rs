@@ -11,13 +11,18 @@ use serde_json::Value;
 
 /// Runs all queries and returns the report; fails unless every check passed.
 fn all_queries(data: &Path, options: &[&str]) -> Value {
+    checked(22, data, options)
+}
+
+/// Runs so many queries and returns the report; fails unless every check passed.
+fn checked(count: usize, data: &Path, options: &[&str]) -> Value {
     let report = tempfile::NamedTempFile::new().expect("a temporary file");
     let mut command = dkb_run(["--device", "host", "--fallback", "error", "--check"]);
     command.arg("--data").arg(data).arg("--answers").arg(answers("sf0.01"));
     command.arg("--report").arg(report.path()).args(options);
     let (code, out, _) = run(&mut command);
     assert_eq!(code, 0, "{options:?}");
-    assert!(out.contains("22/22"), "the table ends with the number of good queries");
+    assert!(out.contains(&format!("{count}/{count}")), "the table ends with the number of good queries");
     let text = std::fs::read_to_string(report.path()).expect("the report is written");
     serde_json::from_str(&text).expect("the report is JSON")
 }
@@ -108,6 +113,35 @@ fn state_large_beside_the_memory() {
         all_queries(&tpch_small_groups(), &options);
     }
     all_queries(&tpch_data(), &["--gpus", "2", "--shards", "3", "--device-memory", "10MB"]);
+}
+
+#[test]
+fn plans_written_by_hand() {
+    let folder = root().join("kernels/specialized");
+    let files = std::fs::read_dir(&folder).expect("the folder").map(|e| e.expect("an entry").file_name());
+    let files: BTreeSet<String> = files.map(|f| f.to_string_lossy().into_owned()).collect();
+    let names: Vec<&str> = files.iter().filter_map(|f| f.strip_suffix(".plan")).collect();
+    // A query without a plan of its own runs the generated one.
+    let queries = ["q06"].into_iter().chain(names.iter().copied()).collect::<Vec<_>>().join(",");
+    let folder = folder.to_string_lossy();
+    for options in [
+        &["--gpus", "1", "--repeat", "3"][..],
+        &["--gpus", "2"],
+        &["--gpus", "4", "--chunk-bytes", "100KB"],
+        &["--devices", "0,0", "--shards", "3"],
+        &["--gpus", "1", "--mode", "stream", "--chunk-bytes", "20KB"],
+        &["--devices", "0,0", "--mode", "stream", "--chunk-bytes", "20KB"],
+        &["--gpus", "4", "--mode", "stream", "--chunk-bytes", "20KB"],
+    ] {
+        let options = [&["--kernels", &folder, "--query", &queries], options].concat();
+        let report = checked(names.len() + 1, &tpch_small_groups(), &options);
+        for query in report["queries"].as_array().expect("queries") {
+            let name = query["query"].as_str().expect("a name");
+            let file = format!("{name}.plan");
+            let kernels = if name == "q06" { "baseline" } else { &file };
+            assert_eq!(query["kernels"], kernels, "{query}");
+        }
+    }
 }
 
 /// Whether Python has the packages that write other Parquet; where they must be there, a lack is a failure.

@@ -429,6 +429,10 @@ impl Checker<'_> {
             if let Some(column) = inner(name, "dict(") {
                 return column.split_once('.').is_some_and(|(t, c)| self.dictionary("", t, c).is_ok());
             }
+            if let Some(column) = inner(name, "max(") {
+                let repr = column.split_once('.').and_then(|(t, c)| self.plan.inputs.get(t)?.get(c));
+                return repr.is_some_and(|repr| matches!(repr.physical, Physical::Fixed(_)));
+            }
             name == "parts"
                 || (rows && name == "rows")
                 || self.plan.sizes.get_index_of(name).is_some_and(|at| at < sizes)
@@ -772,6 +776,7 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
                 "sizes.kept.value: `slots / 2 + dict(t.d)`: unknown name `slots`",
             ),
             ("dict(t.d)\"", "dict(t.a)\"", "sizes.kept.value:"),
+            ("dict(t.d)\"", "max(t.d)\"", "sizes.kept.value:"),
             ("counter = \"kept_n\"", "counter = \"none\"", "sizes.kept.counter: no buffer `none`"),
             ("counter = \"kept_n\"", "counter = \"kept_a\"", "sizes.kept.counter: `kept_a` must be a u64"),
             ("name = \"kept_a\"", "name = \"kept_n\"", "buffers[1].name: `kept_n` is declared twice"),

@@ -1,4 +1,5 @@
-//! Length expressions: integers, names, `rows(table)`, `dict(table.column)`, `min`, `max`, `+ - * /`, parentheses.
+//! Length expressions: integers, names, `rows(table)`, `dict(table.column)`, `max(table.column)`, `min` and `max` of
+//! two expressions, `+ - * /`, parentheses.
 //!
 //! Evaluation is in u64 and saturates, so that a wild length becomes an allocation error, not a wrap.
 
@@ -27,7 +28,7 @@ pub enum ExprError {
 }
 
 /// Evaluates `text`. `lookup` gives the value of a plain name (`j1`, `rows`) or of a whole reference
-/// (`rows(lineitem)`, `dict(part.p_type)`).
+/// (`rows(lineitem)`, `dict(part.p_type)`, `max(part.p_partkey)`).
 ///
 /// # Errors
 /// Syntax, a name that `lookup` does not know, division by zero.
@@ -115,6 +116,10 @@ impl Parser<'_> {
         }
         let name = match word.as_str() {
             "min" | "max" if self.take('(') => {
+                if let Some(column) = self.column().filter(|_| word == "max") {
+                    self.expect(')')?;
+                    return self.value(format!("max({column})"));
+                }
                 let a = self.sum()?;
                 self.expect(',')?;
                 let b = self.sum()?;
@@ -128,6 +133,21 @@ impl Parser<'_> {
             }
             _ => word,
         };
+        self.value(name)
+    }
+
+    /// Takes `table.column`, if that is what follows.
+    fn column(&mut self) -> Option<String> {
+        let before = self.rest;
+        let word = self.word().to_owned();
+        if word.contains('.') {
+            return Some(word);
+        }
+        self.rest = before;
+        None
+    }
+
+    fn value(&self, name: String) -> Result<u64, ExprError> {
         (self.lookup)(&name).ok_or_else(|| ExprError::Unknown { text: self.text.to_owned(), name })
     }
 }
@@ -140,6 +160,7 @@ mod tests {
         eval(text, &|name| match name {
             "rows(lineitem)" => Some(600),
             "dict(part.p_type)" => Some(150),
+            "max(part.p_partkey)" => Some(2000),
             "j1" => Some(7),
             _ => None,
         })
@@ -149,12 +170,17 @@ mod tests {
     fn evaluates() {
         assert_eq!(eval_here("rows(lineitem) / 4 + 2 * (j1 - 1)"), Ok(162));
         assert_eq!(eval_here("max(j1, dict(part.p_type))"), Ok(150));
+        assert_eq!(eval_here("max( part.p_partkey ) + max(max(part.p_partkey), j1)"), Ok(4000));
         assert_eq!(eval_here("1 - 2"), Ok(0));
     }
 
     #[test]
     fn names_what_is_wrong() {
         assert!(matches!(eval_here("rows(x)"), Err(ExprError::Unknown { name, .. }) if name == "rows(x)"));
+        assert!(
+            matches!(eval_here("min(part.p_partkey)"), Err(ExprError::Unknown { name, .. }) if name == "part.p_partkey")
+        );
+        assert!(matches!(eval_here("max(part.p_partkey, 1)"), Err(ExprError::Syntax { .. })));
         assert!(matches!(eval_here("j1 +"), Err(ExprError::Syntax { .. })));
         assert!(matches!(eval_here("j1 j1"), Err(ExprError::Syntax { .. })));
         assert!(matches!(eval_here("1 / 0"), Err(ExprError::Zero(_))));

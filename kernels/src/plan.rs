@@ -99,7 +99,8 @@ pub struct Param {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Size {
-    /// Expression (see [`crate::expr`]) over `rows(table)`, `dict(table.column)` and earlier sizes.
+    /// Expression (see [`crate::expr`]) over `rows(table)`, `dict(table.column)` (its entries), `max(table.column)` (the
+    /// largest value that the footers of the data set state, 0 if that is negative) and earlier sizes.
     pub value: String,
     /// The u64 buffer of length 1 that counts rows, past the end where they do not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -270,7 +270,7 @@ impl Session {
         };
         let devices = self.store.devices.iter().enumerate();
         let workers = devices.map(worker).collect::<Result<Vec<Worker>, Error>>()?;
-        let facts = self.catalog.iter().map(|t| (format!("rows({})", t.name), t.rows)).collect();
+        let facts = facts(&self.catalog);
         let prepare_ms = ms(started);
         Ok(Prepared {
             sql,
@@ -577,6 +577,22 @@ impl Prepared {
     pub fn load_spans(&self) -> &[Span] {
         &self.load_spans
     }
+}
+
+/// What length expressions may ask of tables: rows, and the largest values that footers state.
+fn facts(catalog: &[TableInfo]) -> Facts {
+    let mut facts = Facts::new();
+    for table in catalog {
+        facts.insert(format!("rows({})", table.name), table.rows);
+        for (field, column) in table.schema.fields().iter().zip(&table.columns) {
+            let most = column.max.or_else(|| (table.rows == 0).then_some(0));
+            if let Some(most) = most {
+                let most = u64::try_from(most.max(0)).unwrap_or(u64::MAX);
+                facts.insert(format!("max({}.{})", table.name, field.name()), most);
+            }
+        }
+    }
+    facts
 }
 
 fn word(value: ParamValue) -> ParamWord {

@@ -176,8 +176,8 @@ pub(super) struct Measured {
     pub(super) load_ms: f64,
     /// Bound parameters to rows on the host, one sample a timed run.
     pub(super) exec_ms: Vec<f64>,
-    /// `baseline`, or the file of the plan that ran.
-    pub(super) kernels: String,
+    /// The file of the plan that ran, where it was no generated one.
+    pub(super) plan_file: Option<String>,
     /// Why DataFusion ran it instead, if it did.
     pub(super) fallback: Option<String>,
     /// Rows that came to the host for order and limit.

@@ -167,7 +167,7 @@ fn query_json(outcome: &Outcome) -> serde_json::Value {
         "check": ran.verdict(),
         "checks": ran.checks,
         "complaints": ran.complaints(),
-        "kernels": m.kernels,
+        "kernels": m.plan_file.as_deref().unwrap_or("baseline"),
         "fallback": m.fallback,
         "finish_rows": m.finish_rows,
         "finish_ms": m.finish_ms,
@@ -258,11 +258,14 @@ pub(super) fn line(query: &str, ran: &Ran) -> String {
     )
 }
 
+/// What answered: the engine, on how many devices, and the plan file that ran, if one did.
 fn engine(measured: &Measured) -> String {
-    match measured.rows_per_device.len() {
-        0 | 1 => measured.engine.clone(),
-        n => format!("{} x{n}", measured.engine),
-    }
+    let devices = match measured.rows_per_device.len() {
+        0 | 1 => String::new(),
+        n => format!(" x{n}"),
+    };
+    let file = measured.plan_file.as_ref().map(|file| format!(", {file}")).unwrap_or_default();
+    format!("{}{devices}{file}", measured.engine)
 }
 
 fn ms(value: f64) -> String {

@@ -242,7 +242,7 @@ fn run_many(
 /// Says in one line which queries ran a plan of the folder that was given.
 fn name_specialised(options: &Options, outcomes: &[Outcome]) {
     let Some(dir) = &options.kernels else { return };
-    let special = |o: &&Outcome| o.result.as_ref().is_ok_and(|ran| ran.measured.kernels != "baseline");
+    let special = |o: &&Outcome| o.result.as_ref().is_ok_and(|ran| ran.measured.plan_file.is_some());
     let names: Vec<&str> = outcomes.iter().filter(special).map(|o| o.query.as_str()).collect();
     let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     eprintln!("plans of {}: {names}; the others are generated", dir.display());

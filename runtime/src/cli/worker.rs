@@ -372,10 +372,7 @@ fn run_on_devices(
         prepare_ms,
         load_ms,
         exec_ms,
-        kernels: match &query.plan {
-            Some((_, file)) if !replanned => file.clone(),
-            _ => "baseline".to_owned(),
-        },
+        plan_file: query.plan.as_ref().filter(|_| !replanned).map(|(_, file)| file.clone()),
         fallback: None,
         finish_rows: last.finish_rows,
         finish_ms: last.finish_ms,

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use dkb_kernels::expr::eval;
+use dkb_kernels::expr::{ExprError, eval};
 use dkb_kernels::{Elem, Start};
 
 use super::Error;
@@ -20,7 +20,7 @@ const COUNTER_ALIGN: usize = 64;
 /// No buffer may be larger, whatever a length expression says.
 const MAX_BUFFER_BYTES: u64 = 1 << 44;
 
-/// The rows of tables (`rows(t)`) and entries of dictionaries (`dict(t.c)`).
+/// The rows of tables (`rows(t)`), entries of dictionaries (`dict(t.c)`) and largest values of columns (`max(t.c)`).
 pub(crate) type Facts = HashMap<String, u64>;
 
 /// What length expressions may refer to.
@@ -47,7 +47,12 @@ impl Env<'_> {
                 None => self.facts.get(name).copied(),
             },
         };
-        eval(text, &lookup).map_err(|e| Error::Execution(format!("length {e}")))
+        eval(text, &lookup).map_err(|e| {
+            // The check has looked at all names.
+            let unstated = matches!(e, ExprError::Unknown { .. });
+            let why = if unstated { ": the footers of the data set do not state it" } else { "" };
+            Error::Execution(format!("length {e}{why}"))
+        })
     }
 }
 

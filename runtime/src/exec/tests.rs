@@ -240,7 +240,7 @@ reduce = "concat"
 [[buffers]]
 name = "marks"
 type = "u32"
-len = "rows(t)"
+len = "max(t.k) + 1"
 start = "zero"
 [[buffers]]
 name = "found_n"
