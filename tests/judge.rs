@@ -1,10 +1,12 @@
 //! Cheating and broken plans: the judge rejects each with the right reason, and takes the honest one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use dkb_tests::tables::write_shop;
 use dkb_tests::{cache_dir, dkb_run, kept, program, root, run, tpch_data};
+use tempfile::TempDir;
 
 /// The generated plan of a query as a candidate.
 fn honest(query: &str) -> String {
@@ -14,24 +16,54 @@ fn honest(query: &str) -> String {
     plan.replacen("level = \"baseline\"", "level = \"full\"", 1)
 }
 
-/// Judges a plan without timing it: the verdict's outcome, and what was said.
-fn judged(query: &str, plan: &str, more: &[&str]) -> (String, String) {
-    judged_on(&tpch_data(), query, plan, more)
+/// The data in another shape, without and with NULLs.
+fn shapes() -> [PathBuf; 2] {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for kind in ["reshaped", "hostile"] {
+            let mut command = Command::new(program("dkb-bench"));
+            command.arg("perturb").arg(tpch_data()).args(["--kind", kind, "--output"]);
+            assert_eq!(run(command.arg(folder.path().join(kind))).0, 0);
+        }
+        folder
+    });
+    ["reshaped", "hostile"].map(|kind| folder.path().join(kind))
 }
 
-/// Judges a plan for a query, by name or by file, on a data set.
-fn judged_on(data: &Path, query: &str, plan: &str, more: &[&str]) -> (String, String) {
+/// Judges a plan: the verdict's outcome, and what was said.
+fn judged(query: &str, plan: &str, more: &[&str]) -> (String, String) {
+    let (verdict, said) = verdict(query, plan, more);
+    (verdict["outcome"].as_str().expect("an outcome").to_owned(), said)
+}
+
+/// Judges a plan of a query of TPC-H: the verdict, and what was said.
+fn verdict(query: &str, plan: &str, more: &[&str]) -> (serde_json::Value, String) {
+    verdict_on(&tpch_data(), &shapes(), query, plan, more)
+}
+
+/// Judges a plan for a query, by name or by file, on a data set and on others that are hostile.
+fn verdict_on(
+    data: &Path,
+    hostile: &[PathBuf],
+    query: &str,
+    plan: &str,
+    more: &[&str],
+) -> (serde_json::Value, String) {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (file, report) = (dir.path().join("candidate.plan"), dir.path().join("verdict.json"));
     std::fs::write(&file, plan).expect("the plan is written");
     let mut command = Command::new(program("dkb-bench"));
     command.arg("judge").arg(&file).args(["--query", query, "--device", "host", "--seed", "7"]);
-    // The same data, on two devices and in several partitions.
-    command.arg("--data").arg(data).arg("--hostile").arg(data).arg("--report").arg(&report).args(more);
+    command.arg("--data").arg(data);
+    // On two devices and in several partitions.
+    for shape in hostile {
+        command.arg("--hostile").arg(shape);
+    }
+    command.arg("--report").arg(&report).args(more);
     let (code, out, err) = run(command.env("DKB_CACHE_DIR", cache_dir()));
     assert!(code < 2, "{err}");
-    let verdict: serde_json::Value = read(&report);
-    (verdict["outcome"].as_str().expect("an outcome").to_owned(), out)
+    (read(&report), out)
 }
 
 fn read(path: &Path) -> serde_json::Value {
@@ -70,8 +102,8 @@ fn a_plan_that_relies_on_the_order_of_rows_says_so() {
         (silent, "wrong", "over rows swapped in place"),
         (honest, "not_faster", "not over rows swapped in place"),
     ] {
-        let (got, said) = judged("q12", &plan, &["--no-timing"]);
-        assert_eq!(got, outcome, "{said}");
+        let (verdict, said) = verdict_on(&tpch_data(), &[], "q12", &plan, &["--no-timing"]);
+        assert_eq!(verdict["outcome"], outcome, "{said}");
         assert!(said.contains(words), "{said}");
     }
 }
@@ -85,12 +117,13 @@ fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
     let query = query.to_str().expect("a plain path");
     let judged = |plan: &str| {
         let more = ["--no-timing", "--held-out", other.to_str().expect("a plain path")];
-        judged_on(&shop, query, plan, &more)
+        let (verdict, said) = verdict_on(&shop, std::slice::from_ref(&shop), query, plan, &more);
+        (verdict["outcome"].as_str().expect("an outcome").to_owned(), said)
     };
     let cuda = include_str!("../prompts/example-cuda.plan");
     let (outcome, said) = judged(cuda);
     assert_eq!(outcome, "not_faster", "{said}");
-    assert!(said.contains("shop: right in") && said.contains("shop-other: right in"), "{said}");
+    assert!(said.contains("shop: passed: right in") && said.contains("shop-other: passed: right in"), "{said}");
     // NULLs are not zeros.
     let changed = cuda.replacen("discounts_here.add(code - 1, valid)", "discounts_here.add(code - 1, 1)", 1);
     assert_ne!(changed, cuda);
@@ -287,4 +320,84 @@ fn level_core_keeps_all_but_the_hot_phase() {
         assert_eq!(outcome, "refused", "{what}: {said}");
         assert!(said.contains(word), "{what}: {said}");
     }
+}
+
+/// A plan that was written by hand, of `kernels/specialized`.
+fn specialised(query: &str) -> String {
+    let path = root().join("kernels/specialized").join(format!("{query}.plan"));
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+fn plans_without_nulls_are_tested_on_another_shape() {
+    let plan = specialised("q05");
+    let (outcome, said) = judged("q05", &plan, &["--no-timing"]);
+    assert_eq!(outcome, "not_faster", "{said}");
+    assert!(said.contains("reshaped on two devices: passed"), "{said}");
+    let misfit = said.lines().find(|line| line.starts_with("hostile on two devices: does not fit: "));
+    let misfit = misfit.unwrap_or_else(|| panic!("{said}"));
+    assert!(misfit.contains("column `") && misfit.contains("NULL") && !misfit.contains(": /"), "{misfit}");
+
+    // Keys without gaps are nothing to rely on.
+    let dense = plan.replacen("max(nation.n_nationkey) + 1", "25", 1);
+    assert_ne!(dense, plan);
+    let (outcome, said) = judged("q05", &dense, &["--no-timing"]);
+    assert_eq!(outcome, "wrong", "{said}");
+    assert!(said.contains("wrong on reshaped"), "{said}");
+    // Unless the plan notices.
+    let read = "region = u64(i64(n_regionkey[i])), key = u64(i64(n_nationkey[i]));";
+    let refuted = dense.replacen(read, &format!("{read} if (key > 24) refute(flags, 3);"), 1);
+    assert_ne!(refuted, dense);
+    let (outcome, said) = judged("q05", &refuted, &["--no-timing"]);
+    assert_eq!(outcome, "not_faster", "{said}");
+    assert!(
+        said.contains(
+            "reshaped on two devices: assumption raised: the data violates unique(nation.n_nationkey)"
+        ),
+        "{said}"
+    );
+}
+
+#[test]
+fn nulls_are_tested_where_a_plan_takes_them() {
+    let [_, hostile] = shapes();
+    let mut command = dkb_run(["--query", "q06", "--explain", "kernels"]);
+    let (code, plan, _) = run(command.arg("--data").arg(&hostile));
+    assert_eq!(code, 0);
+    let plan = plan.replacen("level = \"baseline\"", "level = \"full\"", 1);
+    let (outcome, said) = judged("q06", &plan, &["--no-timing"]);
+    assert_eq!(outcome, "not_faster", "{said}");
+    assert!(said.contains("hostile on two devices: passed"), "{said}");
+}
+
+#[test]
+fn an_accepted_plan_stands_for_the_generated_one() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let plan = honest("q06");
+    let add = "  block_add(a1_sum_0, a1_sum_0_here);";
+    let slow =
+        "  DKB_ROWS(i, rows) for (u64 j = 0; j < 300; ++j) if (hash64(i ^ j) == 1) a1_sum_0_here += 1;\n";
+    let file = dir.path().join("q06.plan");
+    std::fs::write(&file, plan.replacen(add, &format!("{slow}{add}"), 1)).expect("the plan is written");
+    let (folder, path) = (dir.path().to_string_lossy(), file.to_string_lossy());
+    for baseline in [&folder, &path] {
+        let (verdict, said) = verdict("q06", &plan, &["--baseline", baseline]);
+        assert!(verdict["timing"]["speedup"].as_f64().is_some_and(|ratio| ratio > 2.0), "{said}");
+    }
+    let prompt = |query: &str| {
+        let mut command = Command::new(program("dkb-bench"));
+        command.args(["prompt", query, "--device", "host", "--baseline", &folder, "--data"]).arg(tpch_data());
+        run(command.env("DKB_CACHE_DIR", cache_dir()))
+    };
+    let ((code, shown, _), (other, ..)) = (prompt("q06"), prompt("q14"));
+    assert_eq!((code, other), (0, 0));
+    assert!(shown.contains(slow.trim_end()), "the baseline is shown");
+
+    // What is the planner's is the generated plan's.
+    std::fs::write(&file, plan.replacen("[finish]", "[finish]\nlimit = 1", 1)).expect("the plan is written");
+    let mut command = Command::new(program("dkb-bench"));
+    command.args(["judge", &path, "--device", "host", "--no-timing", "--baseline", &folder, "--data"]);
+    let (code, _, error) = run(command.arg(tpch_data()).env("DKB_CACHE_DIR", cache_dir()));
+    assert_eq!(code, 2);
+    assert!(error.contains("baseline: finish"), "{error}");
 }

@@ -26,7 +26,7 @@ pub struct Run {
     pub level: String,
     /// Prompt blocks left out: `gpu`, `data`.
     pub without: Vec<String>,
-    /// Who wrote the baseline plans: `dkb`, or the name of a folder.
+    /// Who wrote the baseline plans: `dkb`, or the name of a folder or a plan file.
     pub baseline: String,
     /// Where it was judged.
     pub environment: Environment,

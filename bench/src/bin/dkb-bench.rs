@@ -151,9 +151,14 @@ struct Judging {
     /// Other data on which plans must be right; may be repeated
     #[arg(long, value_name = "DIR")]
     held_out: Vec<PathBuf>,
-    /// Data on which plans may also say that an assumption does not hold; may be repeated
+    /// Data on which plans may also say that an assumption does not hold or that they do not fit, and run on two
+    /// devices; may be repeated
     #[arg(long, value_name = "DIR")]
     hostile: Vec<PathBuf>,
+    /// Accepted plans in the place of generated ones, to be shown in prompts and timed against: a folder of qNN.plan,
+    /// of which some may be missing, or a plan file
+    #[arg(long, value_name = "DIR|FILE")]
+    baseline: Option<PathBuf>,
     /// Where plans run
     #[arg(long, value_enum, default_value = "cuda")]
     device: Device,
@@ -186,6 +191,13 @@ enum Device {
 const DEVICE_MEMORY: u64 = 30 << 30;
 
 impl Judging {
+    /// Who wrote the plans that others are timed against.
+    fn baseline_name(&self) -> String {
+        let name =
+            |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        self.baseline.as_ref().map_or_else(|| "dkb".to_owned(), name)
+    }
+
     fn judge(&self) -> Result<Judge> {
         let gpu = matches!(self.device, Device::Cuda);
         let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -195,6 +207,7 @@ impl Judging {
             answers: self.answers.clone(),
             held_out: self.held_out.clone(),
             hostile: self.hostile.clone(),
+            baseline: self.baseline.clone(),
             machine: Machine {
                 gpu,
                 devices: vec![0],
@@ -255,6 +268,7 @@ Examples:
   dkb-run --tpch 1 --repeat 5 --gpus 2 --report two.json
   dkb-bench compare one.json two.json
   dkb-bench floor one.json --svg one.svg
+  dkb-bench perturb data/tpch-sf1 --kind reshaped --seed 1 --output data/reshaped-sf1
   dkb-bench perturb data/tpch-sf1 --kind hostile --seed 1 --output data/hostile-sf1
   dkb-bench leaderboard runs --engine-times engines.json
   dkb-bench page runs --output results.html";
@@ -311,7 +325,7 @@ fn run(command: Command) -> Result<(String, bool)> {
             let mut judge = judging.judge()?;
             // Prompts are written while plans are judged.
             let composed = judging.judge()?;
-            let config = args.config(composed.environment()?)?;
+            let config = args.config(judging.baseline_name(), composed.environment()?)?;
             let prompts = Composer {
                 judge: &composed,
                 level: args.level,

@@ -55,10 +55,9 @@ struct Trial<'a> {
 }
 
 /// An answer of the candidate, or its word that the data violates what it assumes.
-#[derive(PartialEq)]
 enum Answered {
     Right,
-    Declined,
+    Declined(String),
 }
 
 impl Judge {
@@ -95,16 +94,17 @@ impl Judge {
     /// alone until the answer changes, with drawn ones, and over the rows of one device in another order.
     pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
-        let (mut base, opened) = self.start_baseline(query, set)?;
+        let (mut base, opened) = self.start_generated(query, set)?;
         let fixed = workload::scaled_params(&query.name, scale(set.data)?);
         let default = base.run(&fixed, LONG).map_err(|ended| baseline_broke(query, set, &ended))?;
         let question =
             reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;
         let limit = limit(self.config.limit, 20.0, default.exec_ms);
-        let started = Process::start(&self.open(set, Program::Candidate(candidate.to_owned())), limit * 4);
+        let started = Process::start(&self.open(set, Program::Written(candidate.to_owned())), limit * 4);
         let (candidate, candidate_opened) = match started {
             Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Fit => {
-                return Ok(format!("skipped: {}", failed.message));
+                let folder = format!("{}/", set.data.display());
+                return Ok(format!("does not fit: {}", failed.message.replace(&folder, "")));
             }
             other => other.map_err(|ended| rejected(ended, set))?,
         };
@@ -117,21 +117,21 @@ impl Judge {
         let (rule, order) = (Rule::Exact { rows: opened.rows }, question.visible_order());
         self.anchor(set, query, &default.batch, &question, rule)?;
         let mut trial = Trial { query, set, base, candidate, rule, order, limit, runs: 0 };
-        if self.ask_all(&mut trial, &fixed, &default)? == Answered::Declined {
-            return Ok("an assumption does not hold, and the candidate said so".to_owned());
+        if let Answered::Declined(why) = self.ask_all(&mut trial, &fixed, &default)? {
+            return Ok(format!("assumption raised: {why}"));
         }
         let swapped = match set.devices.len() {
             1 => trial.ask_over_swapped_rows(&fixed, &default)?,
             _ => "rows in order".to_owned(),
         };
-        Ok(format!("right in {} runs, {swapped}", trial.runs))
+        Ok(format!("passed: right in {} runs, {swapped}", trial.runs))
     }
 
     /// Asks the candidate with all parameters of a trial; `default` is the baseline's answer with `fixed` ones.
     fn ask_all(&self, trial: &mut Trial<'_>, fixed: &Params, default: &Ran) -> Result<Answered, Stop> {
         let query = trial.query;
-        if trial.ask(fixed, default)? == Answered::Declined {
-            return Ok(Answered::Declined);
+        if let Answered::Declined(why) = trial.ask(fixed, default)? {
+            return Ok(Answered::Declined(why));
         }
         for declared in query.params.iter().filter(|p| p.domain.is_some()) {
             let name = &declared.decl.name;
@@ -146,8 +146,8 @@ impl Judge {
                 }
                 let want = trial.answer(&one)?;
                 if trial.compare(&want.batch, &default.batch).is_err() {
-                    if trial.ask(&one, &want)? == Answered::Declined {
-                        return Ok(Answered::Declined);
+                    if let Answered::Declined(why) = trial.ask(&one, &want)? {
+                        return Ok(Answered::Declined(why));
                     }
                     break;
                 }
@@ -156,7 +156,9 @@ impl Judge {
         for draw in 0..3 {
             let drawn = drawn(query, fixed, self.config.seed.wrapping_add(100 + draw));
             let want = trial.answer(&drawn)?;
-            trial.ask(&drawn, &want)?;
+            if let Answered::Declined(why) = trial.ask(&drawn, &want)? {
+                return Ok(Answered::Declined(why));
+            }
         }
         Ok(Answered::Right)
     }
@@ -221,7 +223,7 @@ impl Trial<'_> {
             broken => broken,
         };
         // The order of rows may be assumed, if the plan says when it does not hold.
-        if self.ask_or(params, want, true).map_err(over)? == Answered::Declined {
+        if let Answered::Declined(_) = self.ask_or(params, want, true).map_err(over)? {
             return Ok("and not over rows swapped in place, as an assumption does not hold".to_owned());
         }
         self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
@@ -242,7 +244,7 @@ impl Trial<'_> {
         let set = self.set;
         let got = match self.candidate.run(params, self.limit) {
             Err(Ended::Failed(failed)) if may_decline && failed.kind == Kind::Assumption => {
-                return Ok(Answered::Declined);
+                return Ok(Answered::Declined(failed.message));
             }
             other => other.map_err(|ended| rejected_run(ended, set, params))?,
         };

@@ -59,7 +59,7 @@ impl Judge {
 
     fn costs(&self, query: &Query, candidate: &str) -> Result<Vec<LaunchCost>, Ended> {
         let set = self.timed_set();
-        let mut open = self.open(&set, Program::Candidate(candidate.to_owned()));
+        let mut open = self.open(&set, Program::Written(candidate.to_owned()));
         open.purpose = Purpose::Costs;
         let scale = scale(set.data).map_err(|e| Ended::Died(e.to_string()))?;
         let params = workload::scaled_params(&query.name, scale);

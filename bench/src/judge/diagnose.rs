@@ -67,7 +67,7 @@ impl Judge {
             data,
             machine,
             chunk_bytes: *chunk_bytes,
-            program: Program::Candidate(candidate.to_owned()),
+            program: Program::Written(candidate.to_owned()),
             purpose: Purpose::Diagnose { checker: checker.clone() },
         };
         let limit = if checker.is_some() { CHECKED_LIMIT } else { RUN_LIMIT.min(self.config.limit) };

@@ -75,7 +75,7 @@ impl Judge {
     ) -> Result<(), Stop> {
         let set = self.timed_set();
         let mut base = self.start_baseline(query, &set)?;
-        let open = self.open(&set, Program::Candidate(candidate.to_owned()));
+        let open = self.open(&set, Program::Written(candidate.to_owned()));
         let (mut process, candidate_opened) =
             Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set))?;
         let mut other = |params: &Params, limit| {

@@ -15,11 +15,12 @@ mod timing;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
-use dkb_kernels::text;
+use anyhow::{Context, Result, anyhow, bail};
+use dkb_kernels::{Plan, text};
 use dkb_runtime::cli::reference::Reference;
 use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::{self, Query};
@@ -53,8 +54,11 @@ pub struct Config {
     pub answers: Option<PathBuf>,
     /// Other data sets on which it must be right.
     pub held_out: Vec<PathBuf>,
-    /// Data sets on which it may also say that an assumption does not hold, or that the data does not fit.
+    /// Data sets on which it may also say that an assumption does not hold, or that it does not fit the data.
     pub hostile: Vec<PathBuf>,
+    /// Plans accepted before that stand for the generated ones in prompts and where plans are timed: a plan file, or
+    /// a folder with `qNN.plan` for some queries.
+    pub baseline: Option<PathBuf>,
     /// Where it runs.
     pub machine: Machine,
     /// Whether it is timed; without, a right candidate is [`Outcome::NotFaster`].
@@ -131,6 +135,9 @@ impl Judge {
         for data in config.held_out.iter_mut().chain(&mut config.hostile).chain([&mut config.data]) {
             *data = data.canonicalize().with_context(|| data.display().to_string())?;
         }
+        if let Some(path) = config.baseline.as_ref().filter(|path| !path.exists()) {
+            bail!("the baseline {} does not exist: name a plan file, or a folder of them", path.display());
+        }
         let mut references = HashMap::new();
         for data in config.held_out.iter().chain(&config.hostile).chain([&config.data]) {
             let reference = Reference::open(data).map_err(|e| anyhow!("{}: {e}", data.display()))?;
@@ -144,7 +151,7 @@ impl Judge {
     /// # Errors
     /// A device that cannot be opened.
     pub fn environment(&self) -> Result<Environment> {
-        let (_, opened) = self.start_baseline(&find("q06")?, &self.timed_set())?;
+        let (_, opened) = self.start_generated(&find("q06")?, &self.timed_set())?;
         let scale = scale(&self.config.data)?;
         let commit = option_env!("DKB_COMMIT").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
         Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
@@ -236,9 +243,21 @@ impl Judge {
         Open { data, machine, chunk_bytes, program, purpose }
     }
 
+    /// Starts the plan that candidates are timed against.
     fn start_baseline(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
+        match self.written_baseline(query)? {
+            Some(text) => self.start(query, set, Program::Written(text)),
+            None => self.start_generated(query, set),
+        }
+    }
+
+    /// Starts the plan that the planner makes for a data set, whose answers are right.
+    fn start_generated(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
         let params = query.decls().into_iter().map(|d| (d.name, d.ty, d.default)).collect();
-        let program = Program::Baseline { sql: query.sql.clone(), params };
+        self.start(query, set, Program::Generated { sql: query.sql.clone(), params })
+    }
+
+    fn start(&self, query: &Query, set: &Set<'_>, program: Program) -> Result<(Process, Opened)> {
         Process::start(&self.open(set, program), LONG).map_err(|ended| baseline_broke(query, set, &ended))
     }
 
@@ -246,6 +265,30 @@ impl Judge {
     fn profile(&self, query: &Query, baseline: &mut Process) -> Result<Profile> {
         let params = workload::scaled_params(&query.name, scale(&self.config.data)?);
         baseline.profile(&params, LONG).map_err(|ended| baseline_broke(query, &self.timed_set(), &ended))
+    }
+
+    /// The text of the plan that stands for a query's generated one, if there is such.
+    fn written_baseline(&self, query: &Query) -> Result<Option<String>> {
+        let Some(path) = &self.config.baseline else { return Ok(None) };
+        let in_folder = path.is_dir();
+        let file = if in_folder { path.join(format!("{}.plan", query.name)) } else { path.clone() };
+        match std::fs::read_to_string(&file) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if in_folder && e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(|| file.display().to_string()),
+        }
+    }
+
+    /// The generated plan, against which a written baseline is held, too.
+    fn generated_plan(&self, query: &Query, baseline: &Plan) -> Result<Plan> {
+        if self.written_baseline(query)?.is_none() {
+            return Ok(baseline.clone());
+        }
+        let (_, opened) = self.start_generated(query, &self.timed_set())?;
+        let generated = text::parse(&opened.plan).context("the generated plan")?;
+        let broken = |reason| anyhow!("{}: the baseline: {reason} (of the generated plan)", query.name);
+        rules::keeps(baseline, &generated).map_err(broken)?;
+        Ok(generated)
     }
 
     fn examine(
@@ -256,11 +299,12 @@ impl Judge {
     ) -> Result<(Outcome, String), Stop> {
         let (mut baseline, opened) = self.start_baseline(query, &self.timed_set())?;
         let mut plan = text::parse(&opened.plan).context("the baseline's plan")?;
+        let generated = self.generated_plan(query, &plan)?;
         if let Some(claimed) = rules::claimed_hot(candidate) {
             self.profile(query, &mut baseline)?.mark(&mut plan, Some(&claimed));
         }
         let refused = |reason: String| Rejected::new(Outcome::Refused, with_file_lines(&reason, candidate));
-        rules::read(candidate, &plan).map_err(refused)?;
+        rules::read(candidate, &generated, &plan).map_err(refused)?;
         found.checks.insert("rules".to_owned(), "kept".to_owned());
         drop(baseline);
         for set in self.sets() {

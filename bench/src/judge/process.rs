@@ -113,7 +113,7 @@ impl Process {
         command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(File::create(scratch.path().join(LOG))?);
         command.process_group(0).env("DKB_EXCHANGE", "peer");
-        if matches!(open.program, Program::Candidate(_)) {
+        if matches!(open.program, Program::Written(_)) {
             if open.machine.caged {
                 let device = match (open.machine.gpu, open.checker()) {
                     (false, _) => "host",

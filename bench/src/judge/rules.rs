@@ -4,14 +4,14 @@ use dkb_kernels::{Finish, Framework, Level, Phase, Plan, check, text};
 
 use crate::prompt::NO_TRITON_CORE;
 
-/// Reads a candidate and checks it by itself and against the baseline.
+/// Reads a candidate and checks it by itself, against the generated plan, and at level `core` against the baseline.
 ///
 /// # Errors
 /// One sentence: what is wrong with the file, or which rule it breaks.
-pub(super) fn read(candidate: &str, baseline: &Plan) -> Result<Plan, String> {
+pub(super) fn read(candidate: &str, generated: &Plan, baseline: &Plan) -> Result<Plan, String> {
     let plan = text::parse(candidate).map_err(|e| e.to_string())?;
     check(&plan).map_err(|e| e.to_string())?;
-    keeps(&plan, baseline)?;
+    keeps(&plan, generated)?;
     match plan.level {
         Level::Baseline => Err("level: a candidate is `core` or `full`".to_owned()),
         Level::Core if plan.framework == Framework::Triton => Err(NO_TRITON_CORE.to_owned()),
@@ -28,7 +28,10 @@ pub(super) fn claimed_hot(candidate: &str) -> Option<String> {
 }
 
 /// The parts that are the planner's at any level.
-fn keeps(plan: &Plan, baseline: &Plan) -> Result<(), String> {
+///
+/// # Errors
+/// One sentence: what differs.
+pub(super) fn keeps(plan: &Plan, baseline: &Plan) -> Result<(), String> {
     let differs = |what: &str| Err(format!("{what}: must be the baseline's"));
     if plan.sql != baseline.sql {
         return differs("sql");

@@ -79,14 +79,14 @@ pub struct Machine {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Program {
     /// The plan that is generated for a query.
-    Baseline {
+    Generated {
         /// SQL with placeholders.
         sql: String,
         /// Name, type and default of each.
         params: Vec<(String, SqlType, String)>,
     },
-    /// A candidate: the text of its plan file.
-    Candidate(String),
+    /// The text of a plan file, a candidate's or an accepted one's, which runs in a cage.
+    Written(String),
 }
 
 /// A request to the worker.
@@ -214,7 +214,7 @@ fn serve(args: &[String]) -> io::Result<()> {
                 opened = Some(Loaded {
                     session,
                     prepared,
-                    generated: matches!(open.program, Program::Baseline { .. }),
+                    generated: matches!(open.program, Program::Generated { .. }),
                 });
                 Reply::Opened(reply)
             }),
@@ -268,7 +268,7 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
     };
     let session = Session::open(&open.data, config).map_err(setup)?;
     let prepared = match &open.program {
-        Program::Baseline { sql, params } => {
+        Program::Generated { sql, params } => {
             let decl = |(name, ty, default): &(String, SqlType, String)| ParamDecl {
                 name: name.clone(),
                 ty: *ty,
@@ -276,7 +276,7 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
             };
             session.prepare(sql, &params.iter().map(decl).collect::<Vec<_>>())
         }
-        Program::Candidate(text) => {
+        Program::Written(text) => {
             let plan = text::parse(text).map_err(|e| failed(Kind::Compile, e))?;
             session.prepare_plan(plan)
         }

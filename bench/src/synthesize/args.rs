@@ -47,9 +47,6 @@ pub struct SynthesizeArgs {
     /// Blocks to leave out of the prompt
     #[arg(long, value_enum, value_name = "BLOCKS", value_delimiter = ',')]
     pub without: Vec<Block>,
-    /// Who wrote the baseline plans: dkb, or a folder of plans
-    #[arg(long, value_name = "NAME", default_value = "dkb")]
-    pub baseline: String,
     /// The folder of the run; a run that was stopped goes on there
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
@@ -109,11 +106,11 @@ pub enum Block {
 }
 
 impl SynthesizeArgs {
-    /// What to do, given where it will be judged.
+    /// What to do, given who wrote the baseline plans (see [`Run::baseline`]) and where it will be judged.
     ///
     /// # Errors
     /// A query is not known, or level `core` in Triton.
-    pub fn config(&self, environment: Environment) -> Result<Config> {
+    pub fn config(&self, baseline: String, environment: Environment) -> Result<Config> {
         let known: Vec<String> = workload::queries().into_iter().map(|query| query.name).collect();
         let queries = if self.query == ["all"] { known.clone() } else { self.query.clone() };
         if let Some(query) = queries.iter().find(|query| !known.contains(query)) {
@@ -133,7 +130,7 @@ impl SynthesizeArgs {
                 framework: name(self.framework),
                 level: name(self.level),
                 without: without.into_iter().map(name).collect(),
-                baseline: self.baseline.clone(),
+                baseline,
                 environment,
             },
             jobs: jobs.unwrap_or(match self.provider {
@@ -206,7 +203,7 @@ mod tests {
     #[test]
     fn options_become_a_run() {
         let args = parse("--provider anthropic --without data,gpu --price-in 3 --price-out 15").unwrap();
-        let config = args.config(Environment::default()).unwrap();
+        let config = args.config("dkb".to_owned(), Environment::default()).unwrap();
         let run = Run {
             model: "m".to_owned(),
             provider: "anthropic".to_owned(),
@@ -221,7 +218,7 @@ mod tests {
         assert_eq!(config.prices, Some(Prices { in_usd: 3.0, out_usd: 15.0 }));
 
         let args = parse("--provider mailbox:m --query q06,q14,q01 --framework triton").unwrap();
-        let config = args.config(Environment::default()).unwrap();
+        let config = args.config("dkb".to_owned(), Environment::default()).unwrap();
         assert_eq!(
             (config.run.framework.as_str(), config.run.level.as_str(), config.jobs),
             ("triton", "full", 3)
@@ -234,10 +231,12 @@ mod tests {
         assert!(parse("--provider file:x").unwrap_err().contains("give openai"));
         assert!(parse("--provider openai --price-in 3").unwrap_err().contains("--price-out"));
         assert!(parse("--provider openai --jobs 0").unwrap_err().contains("--jobs"));
-        let config = parse("--provider openai --query q06,q23").unwrap().config(Environment::default());
+        let config = parse("--provider openai --query q06,q23")
+            .unwrap()
+            .config("dkb".to_owned(), Environment::default());
         assert!(config.unwrap_err().to_string().contains("\"q23\""));
         let config = parse("--provider openai --framework triton --level core").unwrap();
-        let error = config.config(Environment::default()).unwrap_err().to_string();
+        let error = config.config("dkb".to_owned(), Environment::default()).unwrap_err().to_string();
         assert!(error.contains("CUDA C++") && error.contains("choose level `full`"), "{error}");
         let missing = parse("--provider openai --key-env DKB_NO_SUCH_KEY").unwrap().provider();
         assert!(missing.err().unwrap().to_string().contains("set DKB_NO_SUCH_KEY"));
