@@ -116,7 +116,9 @@ impl Parser<'_> {
         }
         let name = match word.as_str() {
             "min" | "max" if self.take('(') => {
-                if let Some(column) = self.column().filter(|_| word == "max") {
+                if word == "max"
+                    && let Some(column) = self.column()
+                {
                     self.expect(')')?;
                     return self.value(format!("max({column})"));
                 }
