@@ -123,7 +123,10 @@ fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
     let cuda = include_str!("../prompts/example-cuda.plan");
     let (outcome, said) = judged(cuda);
     assert_eq!(outcome, "not_faster", "{said}");
-    assert!(said.contains("shop: passed: right in") && said.contains("shop-other: passed: right in"), "{said}");
+    assert!(
+        said.contains("shop: passed: right in") && said.contains("shop-other: passed: right in"),
+        "{said}"
+    );
     // NULLs are not zeros.
     let changed = cuda.replacen("discounts_here.add(code - 1, valid)", "discounts_here.add(code - 1, 1)", 1);
     assert_ne!(changed, cuda);
