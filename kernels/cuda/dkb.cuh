@@ -81,8 +81,7 @@ template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v))
 
 #define DKB_FN static __device__ __forceinline__
 #define DKB_MEMBER __device__ __forceinline__
-// What runs once a block, page or batch: kept out of line, so that it costs the loops around it no registers and the
-// compiler no time for each of its uses.
+// What runs once a page or batch: kept out of line, so that it costs the loops around it no registers.
 #define DKB_COLD static __device__ __noinline__
 #define DKB_ROWS(i, n)                                                  \
   for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
@@ -268,15 +267,15 @@ DKB_FN void atomic_max(f64* p, f64 v) {
 }
 
 // Folds one value a thread into one cell; all threads of the block take part.
-template <class T> DKB_COLD void block_add(T* cell, T v) {
+template <class T> DKB_FN void block_add(T* cell, T v) {
   v = block_sum(v);
   if (block_leader() && v != T(0)) atomic_add(cell, v);
 }
-template <class T> DKB_COLD void block_min(T* cell, T v) {
+template <class T> DKB_FN void block_min(T* cell, T v) {
   v = block_min(v);
   if (block_leader()) atomic_min(cell, v);
 }
-template <class T> DKB_COLD void block_max(T* cell, T v) {
+template <class T> DKB_FN void block_max(T* cell, T v) {
   v = block_max(v);
   if (block_leader()) atomic_max(cell, v);
 }
@@ -304,8 +303,12 @@ template <int GROUPS, class T> struct FewSums {
   }
   // Adds the block's sums to the cells; all threads of the block take part.
   template <class CELL> DKB_MEMBER void flush(CELL* cells) {
+    // Out of registers, so that one sum over the block serves all groups: it is what takes the compiler long.
+    T all[GROUPS];
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) block_add(cells + g, CELL(sum[g]));
+    for (int g = 0; g < GROUPS; ++g) all[g] = sum[g];
+#pragma unroll 1
+    for (int g = 0; g < GROUPS; ++g) block_add(cells + g, CELL(all[g]));
   }
 };
 

@@ -14,6 +14,9 @@ use dkb_bench::synthesize::{Block, Framework, Level, Prompts, SynthesizeArgs, Tr
 use dkb_bench::verdict::Outcome;
 use dkb_bench::{Floors, Report, compare, write_file};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Judges kernel plans and compares measurements of dkb-run
 #[derive(Debug, Parser)]
 #[command(name = "dkb-bench", version, after_help = EXAMPLES)]
@@ -162,7 +165,7 @@ struct Judging {
     /// Where plans run
     #[arg(long, value_enum, default_value = "cuda")]
     device: Device,
-    /// Bytes of device memory for each of the two plans that are timed side by side
+    /// Bytes of device memory for each worker: four are timed side by side, two of each plan
     #[arg(long, value_name = "BYTES", value_parser = dkb_runtime::cli::args::parse_bytes)]
     device_memory: Option<u64>,
     /// Run plans outside the sandbox, on a machine that has none: only plans that you trust
@@ -187,8 +190,8 @@ enum Device {
     Host,
 }
 
-/// Device memory of each plan where nothing is said: two fit beside each other on the GPUs this is made for.
-const DEVICE_MEMORY: u64 = 30 << 30;
+/// Device memory of each worker where nothing is said: four fit beside each other on the GPUs this is made for.
+const DEVICE_MEMORY: u64 = 16 << 30;
 
 impl Judging {
     /// Who wrote the plans that others are timed against.

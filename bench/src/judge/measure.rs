@@ -1,15 +1,18 @@
-//! Timing: two workers on one machine run in lock-step, until the interval of their ratio is narrow enough.
+//! Timing: workers on one machine run in lock-step, until the interval of their ratio is narrow enough.
+//!
+//! Baseline and candidate have two workers each, started in the order in which they then run: A B B A. Where a process's
+//! memory lies, and how it runs behind another one, differs from process to process by up to some percent; what grows
+//! with the order is the same for both sides.
 
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use arrow::record_batch::RecordBatch;
 use dkb_runtime::cli::check::{Rule, compare};
 use dkb_runtime::tpch::workload::{self, Query};
 
 use super::correct::{Set, wrong};
-use super::process::{Process, Ran};
-use super::worker::{Opened, Program};
+use super::process::{Ended, Process};
+use super::worker::Program;
 use super::{
     Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
     rejected_run, scale, timing,
@@ -28,12 +31,8 @@ const LEAST_LIMIT: Duration = Duration::from_secs(10);
 /// The most time that preparing and loading a candidate may take that has been run before.
 const START_LIMIT: Duration = Duration::from_secs(240);
 
-/// One pair of times in milliseconds, the baseline's answer, and all of the other's.
-struct Pair {
-    times: (f64, f64),
-    want: RecordBatch,
-    got: [RecordBatch; 2],
-}
+/// The workers of a timing: A B B A.
+type Workers = [Process; 4];
 
 impl Judge {
     /// Times baseline against baseline once, and refuses to time anything on a machine where they differ. Host devices
@@ -43,12 +42,11 @@ impl Judge {
             return Ok(());
         }
         let set = self.timed_set();
-        let mut base = self.start_baseline(query, &set)?;
-        let (mut second, _) = self.start_baseline(query, &set)?;
-        let mut other = |params: &Params, _| {
-            second.run(params, LONG).map_err(|ended| baseline_broke(query, &set, &ended).into())
-        };
-        let pairs = match self.pairs(query, &set, &mut base, &mut other, self.config.seed) {
+        let start = || self.start_baseline(query, &set);
+        let (first, opened) = start()?;
+        let mut workers = [first, start()?.0, start()?.0, start()?.0];
+        let failed = |ended: Ended, _: &Params| baseline_broke(query, &set, &ended).into();
+        let pairs = match self.pairs(query, &set, &mut workers, opened.rows, &failed, self.config.seed) {
             Ok(pairs) => pairs,
             Err(Stop::Broken(e)) => return Err(e),
             Err(Stop::Rejected(r)) => bail!("{}: the baseline: {}", query.name, r.reason),
@@ -58,7 +56,7 @@ impl Judge {
             bail!(
                 "{}: the baseline is {ratio:.4} times as fast as itself on {}: this session's times are void",
                 query.name,
-                base.1.model
+                opened.model
             );
         }
         self.noise = Some(ratio);
@@ -74,17 +72,16 @@ impl Judge {
         found: &mut Found,
     ) -> Result<(), Stop> {
         let set = self.timed_set();
-        let mut base = self.start_baseline(query, &set)?;
         let open = self.open(&set, Program::Written(candidate.to_owned()));
-        let (mut process, candidate_opened) =
-            Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set))?;
-        let mut other = |params: &Params, limit| {
-            process.run(params, limit).map_err(|ended| Stop::from(rejected_run(ended, &set, params)))
-        };
-        let pairs = self.pairs(query, &set, &mut base, &mut other, seed)?;
+        let start = || Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set));
+        let (base, opened) = self.start_baseline(query, &set)?;
+        let (other, candidate_opened) = start()?;
+        let mut workers = [base, other, start()?.0, self.start_baseline(query, &set)?.0];
+        let failed = |ended: Ended, params: &Params| Stop::from(rejected_run(ended, &set, params));
+        let pairs = self.pairs(query, &set, &mut workers, opened.rows, &failed, seed)?;
         let measured = timing::timing(&pairs);
         (found.timing, found.paper) = (Some(measured.clone()), Some(timing::paper(&pairs)));
-        let bytes_a_ms = base.1.gb_per_s.map(|gb| gb * 1e6);
+        let bytes_a_ms = opened.gb_per_s.map(|gb| gb * 1e6);
         if let Some(bytes_a_ms) = bytes_a_ms
             && measured.candidate_ms * bytes_a_ms < candidate_opened.floor_bytes as f64
         {
@@ -104,11 +101,11 @@ impl Judge {
         &self,
         query: &Query,
         set: &Set<'_>,
-        (base, opened): &mut (Process, Opened),
-        other: &mut dyn FnMut(&Params, Duration) -> Result<Ran, Stop>,
+        workers: &mut Workers,
+        rows: u64,
+        other_failed: &dyn Fn(Ended, &Params) -> Stop,
         seed: u64,
     ) -> Result<Vec<(f64, f64)>, Stop> {
-        let rule = Rule::Exact { rows: opened.rows };
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
         let order = question.visible_order();
         let fixed = workload::scaled_params(&query.name, scale(set.data)?);
@@ -117,13 +114,20 @@ impl Judge {
         for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {
             let params = drawn(query, &fixed, seed.wrapping_add(pair as u64));
             let stop = limit(LEAST_LIMIT, SLOW, base_ms);
-            let mut theirs =
-                || base.run(&params, LONG).map_err(|ended| baseline_broke(query, set, &ended).into());
-            let Pair { times, want, got } = in_lock_step(&mut theirs, &mut || other(&params, stop))?;
-            for got in &got {
-                let same = compare(got, &want, want.num_columns(), rule, &order, None);
+            let [first, second, third, fourth] = workers;
+            let base = |worker: &mut Process| {
+                worker.run(&params, LONG).map_err(|ended| Stop::from(baseline_broke(query, set, &ended)))
+            };
+            let other = |worker: &mut Process| {
+                worker.run(&params, stop).map_err(|ended| other_failed(ended, &params))
+            };
+            let (a, b, c, d) = (base(first)?, other(second)?, other(third)?, base(fourth)?);
+            for got in [&b.batch, &c.batch] {
+                let want = &a.batch;
+                let same = compare(got, want, want.num_columns(), Rule::Exact { rows }, &order, None);
                 same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
             }
+            let times = ((a.exec_ms + d.exec_ms) / 2.0, (b.exec_ms + c.exec_ms) / 2.0);
             base_ms = times.0;
             if pair >= timing::WARMUP_PAIRS {
                 pairs.push(times);
@@ -165,15 +169,4 @@ impl Judge {
             (Outcome::NotFaster, format!("right, and not fast enough: {figures}"))
         })
     }
-}
-
-/// Runs A B B A. In a row of these each runs as often right after the other as right after itself. What the GPU takes to
-/// switch from process to process falls on the scrubbing before a run.
-fn in_lock_step(
-    theirs: &mut dyn FnMut() -> Result<Ran, Stop>,
-    ours: &mut dyn FnMut() -> Result<Ran, Stop>,
-) -> Result<Pair, Stop> {
-    let (a, b, c, d) = (theirs()?, ours()?, ours()?, theirs()?);
-    let times = ((a.exec_ms + d.exec_ms) / 2.0, (b.exec_ms + c.exec_ms) / 2.0);
-    Ok(Pair { times, want: a.batch, got: [b.batch, c.batch] })
 }
