@@ -6,15 +6,31 @@
 
 // Fold `count` elements at `from` into those at `into`, beginning with thread `first`, so that small tasks do
 // not all wait for each other in the first block. Mirrored by exchange.rs.
+// If there are marks, blocks of a buffer without one are left alone; `into` is `at` bytes behind the buffer's beginning.
 struct ExchangeTask {
   u8* into;
   const u8* from;
   u64 count;
   u32 kind;
   u32 first;
+  const u32* marks;
+  u64 at;
 };
 
-static_assert(sizeof(ExchangeTask) == 32, "the size that the runtime writes");
+static_assert(sizeof(ExchangeTask) == 48, "the size that the runtime writes");
+
+// Bytes of a block of a buffer, which has a bit among the marks.
+#define EXCHANGE_BLOCK 4096
+
+// Mark the blocks of a buffer that are anything but `idle`, over and over. Mirrored by exchange.rs.
+struct MarkTask {
+  const u8* data;
+  u64 bytes;
+  u64 idle[2];
+  u32* marks;
+};
+
+static_assert(sizeof(MarkTask) == 40, "the size that the runtime writes");
 
 // Rows i < n of this thread, of which thread `first`, counted round the grid, has row 0.
 #ifdef DKB_HOST
@@ -65,6 +81,16 @@ template <class T, class F> DKB_FN ExchangeWord fold_word(ExchangeWord a, Exchan
   }
 }
 
+DKB_FN bool is_marked(const u32* marks, u64 at) {
+  const u64 block = at / EXCHANGE_BLOCK;
+  return marks[block / 32] >> (block % 32) & 1;
+}
+DKB_FN void mark(u32* marks, u64 at) {
+  const u64 block = at / EXCHANGE_BLOCK;
+  const u32 bit = 1u << (block % 32);
+  if (!(*(const volatile u32*)(marks + block / 32) & bit)) atomic_or(marks + block / 32, bit);
+}
+
 template <class T, class F> DKB_FN void fold_task(const ExchangeTask& task, F f) {
   T* into = (T*)task.into;
   const T* from = (const T*)task.from;
@@ -74,7 +100,11 @@ template <class T, class F> DKB_FN void fold_task(const ExchangeTask& task, F f)
   u64 words = (count - head) / lanes, tail = head + words * lanes;
   ExchangeWord* into_words = (ExchangeWord*)(into + head);
   const ExchangeWord* from_words = (const ExchangeWord*)(from + head);
-  EXCHANGE_ROWS(i, words, task.first) into_words[i] = fold_word<T>(into_words[i], from_words[i], f);
+  const u64 at = task.at + head * sizeof(T);
+  EXCHANGE_ROWS(i, words, task.first) {
+    if (task.marks != nullptr && !is_marked(task.marks, at + 16 * i)) continue;
+    into_words[i] = fold_word<T>(into_words[i], from_words[i], f);
+  }
   EXCHANGE_ROWS(i, head, task.first) into[i] = T(f(into[i], from[i]));
   EXCHANGE_ROWS(i, count - tail, task.first) into[tail + i] = T(f(into[tail + i], from[tail + i]));
 }
@@ -142,5 +172,17 @@ extern "C" __global__ void dkb_exchange(u64 count, const ExchangeTask* tasks) {
   for (u64 i = 0; i < count; ++i) {
     const ExchangeTask task = tasks[i];
     fold(task);
+  }
+}
+
+extern "C" __global__ void dkb_mark(u64 count, const MarkTask* tasks) {
+  for (u64 k = 0; k < count; ++k) {
+    const MarkTask task = tasks[k];
+    const ExchangeWord* words = (const ExchangeWord*)task.data;
+    DKB_ROWS(i, task.bytes / 16) {
+      const ExchangeWord word = words[i];
+      if (word.low != task.idle[0] || word.high != task.idle[1]) mark(task.marks, 16 * i);
+    }
+    DKB_ROWS(i, task.bytes % 16 ? 1 : 0) mark(task.marks, task.bytes - 1);
   }
 }

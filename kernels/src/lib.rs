@@ -20,7 +20,7 @@ mod triton;
 
 pub use check::{CheckError, check, check_name};
 pub use copy::COPY;
-pub use exchange::{EXCHANGE, ExchangeTask};
+pub use exchange::{EXCHANGE, EXCHANGE_BLOCK, ExchangeTask, MarkTask};
 pub use guard::{GUARD, SCRUB};
 pub use narrow::NARROW;
 pub use plan::{

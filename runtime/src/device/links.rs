@@ -59,6 +59,8 @@ pub(crate) struct Fold<'a> {
     pub(crate) reduce: Reduce,
     /// Whether only the root needs the outcome.
     pub(crate) to_root: bool,
+    /// What a copy holds, over and over, where its device adds nothing to the outcome; None if that is not known.
+    pub(crate) idle: Option<[u8; 16]>,
 }
 
 /// A part of a buffer that one device has and the others, or only the root, are to have too.

@@ -319,7 +319,7 @@ impl Slabs {
 }
 
 /// The smallest or largest value of a type, as the low bytes of an integer.
-fn extreme(elem: Elem, start: Start) -> i128 {
+pub(super) fn extreme(elem: Elem, start: Start) -> i128 {
     let min = start == Start::Min;
     let signed = |bits: u32| if min { -(1i128 << (bits - 1)) } else { (1i128 << (bits - 1)) - 1 };
     match elem {

@@ -4,10 +4,13 @@
 //! steps keep every device and every link busy. Where devices read each other's memory, each step is one launch a
 //! device, whatever the number of buffers; elsewhere it is copies, and folds of what was copied. A library such
 //! as NCCL takes over what it can do and is large enough.
+//!
+//! Of large buffers whose devices read each other's memory, blocks in which a device has nothing to add do not cross
+//! the link: where a table is clustered by the key of an array, each device fills parts of the array that no other does.
 
 use std::sync::Arc;
 
-use dkb_kernels::{EXCHANGE, Elem, ExchangeTask, Reduce};
+use dkb_kernels::{EXCHANGE, EXCHANGE_BLOCK, Elem, ExchangeTask, MarkTask, Reduce};
 
 use super::Error;
 use crate::device::links::{Collectives, Fold, Links, Piece, Shared, Spot, link};
@@ -24,6 +27,8 @@ const SCRATCH_BYTES: usize = 64 << 20;
 const SCRATCH_ALIGN: usize = 256;
 /// From here on a library's collectives repay their start, where devices can read each other's memory.
 const COLLECTIVE_BYTES: usize = 1 << 20;
+/// From here on looking for blocks that need not cross the link repays a pass over the buffer.
+const MARK_BYTES: usize = 32 << 20;
 
 /// What devices of a session exchange buffers with.
 pub(crate) struct Exchange {
@@ -32,6 +37,21 @@ pub(crate) struct Exchange {
     modules: Vec<Arc<dyn Module>>,
     links: Box<dyn Links>,
     scratch_bytes: usize,
+    mark_bytes: usize,
+}
+
+/// Which blocks of the copies of a buffer hold what is to be folded.
+struct Marks {
+    /// By device: those of its copy.
+    own: Vec<Box<dyn Memory>>,
+    /// By device: those of any other copy. Empty if there is but one, whose own marks serve.
+    others: Vec<Box<dyn Memory>>,
+}
+
+impl Marks {
+    fn of_others(&self, device: usize) -> u64 {
+        self.others.get(device).unwrap_or_else(|| &self.own[1 - device]).address()
+    }
 }
 
 /// Memory that holds copies of a peer's buffers.
@@ -45,6 +65,8 @@ struct Task<'a> {
     bytes: usize,
     /// None for a copy.
     fold: Option<(Elem, Reduce)>,
+    /// Address of the marks of the blocks that matter, 0 for all; and where in the buffer `into` is, in bytes.
+    marks: (u64, usize),
 }
 
 /// What one launch of the kernel works on.
@@ -60,6 +82,7 @@ impl List {
         let (into, bytes) = (task.into.address(), task.bytes as u64);
         let fold = task.fold.and_then(|(elem, reduce)| ExchangeTask::fold(into, from, bytes, elem, reduce));
         let mut added = fold.unwrap_or_else(|| ExchangeTask::copy(into, from, bytes));
+        (added.marks, added.at) = (task.marks.0, task.marks.1 as u64);
         match self.tasks.last().filter(|last| last.into == into) {
             Some(last) => added.first = last.first,
             None => {
@@ -85,7 +108,8 @@ impl Exchange {
 
     fn over(devices: &[Arc<dyn Device>], links: Box<dyn Links>) -> Result<Exchange, DeviceError> {
         let modules = devices.iter().map(|d| d.compile_builtin(&EXCHANGE)).collect::<Result<_, _>>()?;
-        Ok(Exchange { devices: devices.to_vec(), modules, links, scratch_bytes: SCRATCH_BYTES })
+        let (devices, scratch_bytes, mark_bytes) = (devices.to_vec(), SCRATCH_BYTES, MARK_BYTES);
+        Ok(Exchange { devices, modules, links, scratch_bytes, mark_bytes })
     }
 
     /// How devices reach each other, in words.
@@ -160,36 +184,62 @@ impl Exchange {
         let (theirs, ours): (Vec<Fold>, Vec<Fold>) = folds.iter().partition(|f| theirs(f));
         let mut pieces = pieces.to_vec();
         let count = self.devices.len();
-        let mut fold_tasks = vec![Vec::new(); count];
-        for fold in &ours {
-            for (device, tasks) in fold_tasks.iter_mut().enumerate() {
-                let (start, end) =
-                    (border(fold.of.bytes, device, count), border(fold.of.bytes, device + 1, count));
+        let marks = ours.iter().map(|fold| self.mark(fold)).collect::<Result<Vec<_>, _>>()?;
+        let (mut fold_tasks, mut copy_tasks) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        for (fold, marks) in ours.iter().zip(&marks) {
+            let (of, to_root) = (fold.of, fold.to_root);
+            for device in 0..count {
+                let (start, end) = (border(of.bytes, device, count), border(of.bytes, device + 1, count));
                 if start == end {
                     continue;
                 }
-                let slice = |d: usize| fold.of.on(d).plus(start);
+                let (slice, bytes) = (|d: usize| of.on(d).plus(start), end - start);
                 // Each device begins with another peer, so that no link serves two at once.
-                tasks.extend((1..count).map(|step| Task {
+                let peers = (1..count).map(|step| (device + step) % count);
+                fold_tasks[device].extend(peers.map(|peer| Task {
                     into: slice(device),
-                    from: slice((device + step) % count),
-                    bytes: end - start,
+                    from: slice(peer),
+                    bytes,
                     fold: Some((fold.elem, fold.reduce)),
+                    marks: (marks.as_ref().map_or(0, |marks| marks.own[peer].address()), start),
                 }));
-                let (of, to_root, bytes) = (fold.of, fold.to_root, end - start);
-                pieces.push(Piece { of, owner: device, start, bytes, to_root });
+                let Some(marks) = marks else {
+                    pieces.push(Piece { of, owner: device, start, bytes, to_root });
+                    continue;
+                };
+                for d in (0..count).filter(|d| *d != device && (*d == 0 || !to_root)) {
+                    let marks = (marks.of_others(d), start);
+                    copy_tasks[d].push(Task {
+                        into: slice(d),
+                        from: slice(device),
+                        bytes,
+                        fold: None,
+                        marks,
+                    });
+                }
+            }
+            for (device, others) in marks.iter().flat_map(|m| m.others.iter().enumerate()) {
+                let spot = |memory| Spot { device, memory, offset: 0 };
+                let peers = marks.iter().flat_map(|m| m.own.iter().enumerate()).filter(|(d, _)| *d != device);
+                fold_tasks[device].extend(peers.map(|(_, own)| Task {
+                    into: spot(others.as_ref()),
+                    from: spot(own.as_ref()),
+                    bytes: own.bytes(),
+                    fold: Some((Elem::U8, Reduce::Or)),
+                    marks: (0, 0),
+                }));
             }
         }
         let (broadcast, taken): (Vec<Piece>, Vec<Piece>) = pieces.iter().partition(|piece| {
             !self.links.reads_peers() && !piece.to_root && self.collectives(piece.bytes).is_some()
         });
-        let mut copy_tasks = vec![Vec::new(); count];
         for (device, tasks) in copy_tasks.iter_mut().enumerate() {
             let wanted =
                 taken.iter().filter(|p| p.owner != device && p.bytes > 0 && (device == 0 || !p.to_root));
             tasks.extend(wanted.map(|piece| {
                 let place = |d: usize| piece.of.on(d).plus(piece.start);
-                Task { into: place(device), from: place(piece.owner), bytes: piece.bytes, fold: None }
+                let (into, from, bytes) = (place(device), place(piece.owner), piece.bytes);
+                Task { into, from, bytes, fold: None, marks: (0, 0) }
             }));
         }
 
@@ -208,6 +258,35 @@ impl Exchange {
             Some(collectives) if !broadcast.is_empty() => collectives.broadcast(&broadcast),
             _ => Ok(()),
         }
+    }
+
+    /// Marks the blocks of a buffer that its devices have filled; None where that repays nothing.
+    fn mark(&self, fold: &Fold) -> Result<Option<Marks>, DeviceError> {
+        let (of, count) = (fold.of, self.devices.len());
+        let is_aligned = |device: usize| of.on(device).address().is_multiple_of(WORD_BYTES);
+        let Some(idle) = fold.idle.filter(|_| self.links.reads_peers() && of.bytes >= self.mark_bytes) else {
+            return Ok(None);
+        };
+        if !(0..count).all(is_aligned) {
+            return Ok(None);
+        }
+        let bytes = (of.bytes as u64).div_ceil(EXCHANGE_BLOCK).div_ceil(32) as usize * 4;
+        let zeros = |device: &Arc<dyn Device>| {
+            let memory = device.alloc(bytes)?;
+            device.fill(memory.as_ref(), Elem::U8, 0, bytes)?;
+            Ok(memory)
+        };
+        let each = || self.devices.iter().map(zeros).collect::<Result<Vec<_>, DeviceError>>();
+        let marks = Marks { own: each()?, others: if count > 2 { each()? } else { Vec::new() } };
+        for (at, device) in self.devices.iter().enumerate() {
+            let (data, marks) = (of.on(at).address(), marks.own[at].address());
+            let task = MarkTask { data, bytes: of.bytes as u64, idle, marks }.to_bytes();
+            let memory = device.alloc(task.len())?;
+            device.upload(memory.as_ref(), 0, &task)?;
+            let (threads, args) = (of.bytes as u64 / WORD_BYTES, [1, memory.address()]);
+            device.launch(self.modules[at].as_ref(), EXCHANGE.kernels[1], threads.max(1), &args)?;
+        }
+        Ok(Some(marks))
     }
 
     /// The library that deals with buffers of that size.
@@ -445,13 +524,46 @@ mod unit_tests {
             let buffers: Vec<Buffers> = contents.iter().map(|c| Buffers::new(exchange, c)).collect();
             let shared: Vec<Shared> = buffers.iter().map(Buffers::shared).collect();
             let folds: Vec<Fold> =
-                shared.iter().map(|of| Fold { of, elem, reduce, to_root: false }).collect();
+                shared.iter().map(|of| Fold { of, elem, reduce, to_root: false, idle: None }).collect();
             exchange.combine(&folds, &[]).unwrap();
             for (buffers, contents) in buffers.iter().zip(&contents) {
                 let expected = folded(elem, reduce, contents);
                 let all_right = buffers.read(exchange).iter().all(|copy| *copy == expected);
                 assert!(all_right, "{reduce:?} of {} {elem} on {devices}", contents[0].len() / elem.bytes());
             }
+        }
+    }
+
+    /// Folds of buffers in which each device has filled some blocks, and others none or all have.
+    fn fold_what_was_filled(exchange: &Exchange) {
+        let devices = exchange.devices.len();
+        for (elem, reduce, idle) in [
+            (Elem::I64, Reduce::Sum, 0u8),
+            (Elem::U8, Reduce::Or, 0),
+            (Elem::I128, Reduce::Sum, 0),
+            (Elem::U32, Reduce::Min, 0xff),
+        ] {
+            let count = 50_003 / elem.bytes();
+            let filled = |device: usize| {
+                let mut bytes = content(elem, count, device);
+                for (block, bytes) in bytes.chunks_mut(EXCHANGE_BLOCK as usize).enumerate() {
+                    // No device, one of them, or all.
+                    let by = block % (devices + 2);
+                    if by != device && by != devices {
+                        bytes.fill(idle);
+                    }
+                }
+                bytes
+            };
+            let contents: Vec<Vec<u8>> = (0..devices).map(filled).collect();
+            let buffers = Buffers::new(exchange, &contents);
+            let of = &buffers.shared();
+            exchange
+                .combine(&[Fold { of, elem, reduce, to_root: false, idle: Some([idle; 16]) }], &[])
+                .unwrap();
+            let expected = folded(elem, reduce, &contents);
+            let all_right = buffers.read(exchange).iter().all(|copy| *copy == expected);
+            assert!(all_right, "{reduce:?} of {elem} on {devices}");
         }
     }
 
@@ -477,7 +589,7 @@ mod unit_tests {
             borders.windows(2).enumerate().map(piece)
         };
         let pieces: Vec<Piece> = pieces(&all_shared, false).chain(pieces(&rooted_shared, true)).collect();
-        let fold = Fold { of: &sums_shared, elem: Elem::U8, reduce: Reduce::Sum, to_root: true };
+        let fold = Fold { of: &sums_shared, elem: Elem::U8, reduce: Reduce::Sum, to_root: true, idle: None };
         exchange.combine(&[fold], &pieces).unwrap();
 
         let expected = |device: usize| {
@@ -507,7 +619,7 @@ mod unit_tests {
         // What the root reads of its peer comes into its own copy.
         let (into, from) = (shared.on(0), shared.on(1));
         let mut list = List::default();
-        list.push(&Task { into, from, bytes: 1000, fold: None }, addresses[0]);
+        list.push(&Task { into, from, bytes: 1000, fold: None, marks: (0, 0) }, addresses[0]);
         let memory = exchange.upload(0, &list.tasks).unwrap();
         exchange.launch(0, memory.address(), &list).unwrap();
         exchange.barrier().unwrap();
@@ -519,6 +631,7 @@ mod unit_tests {
 
     fn exercise(exchange: &Exchange) {
         fold_everything(exchange);
+        fold_what_was_filled(exchange);
         share_pieces(exchange);
         read_peers_and_move(exchange);
     }
@@ -527,6 +640,7 @@ mod unit_tests {
     fn host_devices_read_each_other() {
         for count in 2..=5 {
             exercise(&over_hosts(count, true));
+            exercise(&Exchange { mark_bytes: 0, ..over_hosts(count, true) });
         }
     }
 
@@ -605,7 +719,7 @@ mod unit_tests {
             let buffers = [of(64), of(large), of(64)];
             let shared: Vec<Shared> = buffers.iter().map(Buffers::shared).collect();
             let elems = [Elem::U32, Elem::U32, Elem::I128].into_iter();
-            let fold = |(of, elem)| Fold { of, elem, reduce: Reduce::Sum, to_root: false };
+            let fold = |(of, elem)| Fold { of, elem, reduce: Reduce::Sum, to_root: false, idle: None };
             let folds: Vec<Fold> = shared.iter().zip(elems).map(fold).collect();
             exchange.combine(&folds, &[]).unwrap();
             assert_eq!(*asked.lock().unwrap(), expected);
@@ -628,7 +742,7 @@ mod unit_tests {
             exchange.devices.iter().map(|device| device.alloc(bytes).unwrap()).collect();
         let shared =
             Shared { name: "buffer", memory: memory.iter().map(|m| m.as_ref()).collect(), offset: 0, bytes };
-        let fold = Fold { of: &shared, elem: Elem::I64, reduce: Reduce::Sum, to_root: false };
+        let fold = Fold { of: &shared, elem: Elem::I64, reduce: Reduce::Sum, to_root: false, idle: None };
         let mut took_us = 0;
         for _ in 0..2 {
             let started = Instant::now();

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use dkb_kernels::{Buffer, Reduce};
+use dkb_kernels::{Buffer, Elem, Reduce, Start};
 
 use super::Error;
-use super::buffers::Place;
+use super::buffers::{Place, extreme};
 use super::exchange::Exchange;
 use super::program::Step;
 use super::schedule::{Machine, raise};
@@ -47,8 +47,23 @@ impl<'a> Reduced<'a> {
     }
 
     fn fold(&self, reduce: Reduce) -> Fold<'_> {
-        Fold { of: &self.shared, elem: self.spec.ty, reduce, to_root: self.to_root }
+        let idle = idle(self.spec, reduce);
+        Fold { of: &self.shared, elem: self.spec.ty, reduce, to_root: self.to_root, idle }
     }
+}
+
+/// What a buffer starts with, over and over, if folding that changes nothing. Zeros of doubles have a sign.
+fn idle(spec: &Buffer, reduce: Reduce) -> Option<[u8; 16]> {
+    let unsigned = matches!(spec.ty, Elem::U8 | Elem::U16 | Elem::U32 | Elem::U64);
+    let value = match (reduce, spec.start) {
+        _ if spec.ty == Elem::F64 => return None,
+        (Reduce::Sum | Reduce::Or, Start::Zero) => 0,
+        (Reduce::Max, Start::Zero) if unsigned => 0,
+        (Reduce::Min, Start::Max) | (Reduce::Max, Start::Min) => extreme(spec.ty, spec.start),
+        _ => return None,
+    };
+    let bytes = value.to_le_bytes();
+    Some(std::array::from_fn(|at| bytes[at % spec.ty.bytes()]))
 }
 
 /// Reduces what `steps` have written. `counts` is raised to the counters that the host has looked at.
