@@ -1,10 +1,8 @@
 //! A work list spread over the machine's cores, on threads that stay.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
-
-use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Threads used for reading and writing files.
 pub(crate) fn cores() -> usize {
@@ -13,28 +11,39 @@ pub(crate) fn cores() -> usize {
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// Runs `work` on every item and returns the error of the first item, in their order, that has one. No item behind
-/// one that is known to have failed is started, so which error that is does not depend on timing. A thread that waits
-/// here takes other items up: callers hold no lock that `work` takes.
+/// Runs `work` on every item and returns the error of the first item, in their order, that has one. Items are
+/// started in order, so that one may wait for those before it, and none after an error, so that which error that is
+/// does not depend on timing. A thread that waits here takes other work up: callers hold no lock that `work` takes.
 pub(crate) fn for_each<T, E>(items: Vec<T>, work: impl Fn(T) -> Result<(), E> + Sync) -> Result<(), E>
 where
     T: Send,
     E: Send,
 {
-    if cores().min(items.len()) <= 1 {
+    let threads = cores().min(items.len());
+    if threads <= 1 {
         return items.into_iter().try_for_each(work);
     }
-    let failed = AtomicUsize::new(usize::MAX);
-    let error_of = |(at, item): (usize, T)| {
-        if at > failed.load(Ordering::Relaxed) {
-            return None;
+    let queue = Mutex::new(items.into_iter().enumerate());
+    let failed = AtomicBool::new(false);
+    let first_error: Mutex<Option<(usize, E)>> = Mutex::new(None);
+    let next = || if failed.load(Ordering::Relaxed) { None } else { lock(&queue).next() };
+    rayon::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|_| {
+                while let Some((at, item)) = next() {
+                    if let Err(error) = work(item) {
+                        failed.store(true, Ordering::Relaxed);
+                        let mut first = lock(&first_error);
+                        if first.as_ref().is_none_or(|(before, _)| at < *before) {
+                            *first = Some((at, error));
+                        }
+                    }
+                }
+            });
         }
-        let error = work(item).err()?;
-        failed.fetch_min(at, Ordering::Relaxed);
-        Some((at, error))
-    };
-    let errors = items.into_par_iter().with_max_len(1).enumerate().filter_map(error_of);
-    errors.min_by_key(|(at, _)| *at).map_or(Ok(()), |(_, error)| Err(error))
+    });
+    let first_error = lock(&first_error).take();
+    first_error.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Like [`for_each`], and returns the results in the order of the items.
@@ -59,6 +68,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Condvar;
+
     use super::*;
 
     #[test]
@@ -72,6 +83,19 @@ mod tests {
     fn an_error_is_returned() {
         let result = for_each((0..100).collect(), |i: u32| if i == 40 { Err(i) } else { Ok(()) });
         assert_eq!(result, Err(40));
+    }
+
+    #[test]
+    fn an_item_may_wait_for_those_before_it() {
+        let (done, moved_on) = (Mutex::new(0), Condvar::new());
+        let in_turn = |i: usize| {
+            let mut done = moved_on.wait_while(lock(&done), |done| *done < i).unwrap();
+            *done += 1;
+            moved_on.notify_all();
+            Ok::<_, ()>(())
+        };
+        for_each((0..10 * cores()).collect(), in_turn).unwrap();
+        assert_eq!(*lock(&done), 10 * cores());
     }
 
     #[test]
