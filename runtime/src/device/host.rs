@@ -20,7 +20,7 @@ use libloading::Library;
 
 use super::cache::{self, DiskCache, SharedMap};
 use super::elf::keeps_nothing;
-use super::guard::Guarded;
+use super::fence::Fenced;
 use super::{
     Device, DeviceError, Extent, MEMORY_ALIGN, MEMORY_PADDING, Mark, Memory, Module, Priority, Registration,
     sanitizing, shorten,
@@ -198,13 +198,13 @@ impl Device for HostDevice {
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
         let padded = bytes.checked_add(MEMORY_PADDING).ok_or_else(|| self.out_of_memory(bytes))?;
-        let guarded = || Guarded::new(padded.next_multiple_of(MEMORY_ALIGN)).ok().map(Place::Guarded);
-        self.take(bytes, padded, || if sanitizing() { guarded() } else { Place::on_heap(padded) })
+        let fenced = || Fenced::new(padded.next_multiple_of(MEMORY_ALIGN)).ok().map(Place::Fenced);
+        self.take(bytes, padded, || if sanitizing() { fenced() } else { Place::on_heap(padded) })
     }
 
     fn alloc_strict(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
         match sanitizing() {
-            true => self.take(bytes, bytes, || Guarded::new(bytes.max(1)).ok().map(Place::Guarded)),
+            true => self.take(bytes, bytes, || Fenced::new(bytes.max(1)).ok().map(Place::Fenced)),
             false => self.alloc(bytes),
         }
     }
@@ -322,7 +322,7 @@ impl Mark for Moment {
 /// Where memory lies; freed when dropped.
 enum Place {
     Heap(NonNull<u8>, Layout),
-    Guarded(Guarded),
+    Fenced(Fenced),
 }
 
 // SAFETY: the memory belongs to no thread.
@@ -341,7 +341,7 @@ impl Place {
     fn address(&self) -> u64 {
         match self {
             Place::Heap(address, _) => address.as_ptr() as u64,
-            Place::Guarded(guarded) => guarded.address() as u64,
+            Place::Fenced(fenced) => fenced.address() as u64,
         }
     }
 }

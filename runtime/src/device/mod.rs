@@ -7,7 +7,7 @@ mod bandwidth;
 pub mod cache;
 pub mod cuda;
 mod elf;
-mod guard;
+mod fence;
 pub mod host;
 pub(crate) mod links;
 pub mod nvrtc;

@@ -5,33 +5,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{io, ptr};
 
 /// Bytes in front of and behind an allocation that nobody may touch. They take addresses and no memory.
-const GUARD_BYTES: usize = 16 << 30;
+const FENCE_BYTES: usize = 16 << 30;
 
 /// Where allocations are asked for, one behind the other: far from everything else, so that an index that is off by
-/// more than the guard leads to nothing either. The kernel puts them elsewhere if there is no room.
+/// more than the fence leads to nothing either. The kernel puts them elsewhere if there is no room.
 const FIRST: usize = 0x1000_0000_0000;
 const LAST: usize = 0x5000_0000_0000;
 
-/// Zeroed memory that ends where guarded addresses begin; unmapped when dropped.
-pub(super) struct Guarded {
+/// Zeroed memory that ends where fenced addresses begin; unmapped when dropped.
+pub(super) struct Fenced {
     base: usize,
     reserved: usize,
     address: usize,
 }
 
-impl Guarded {
+impl Fenced {
     /// Memory of `bytes`, at least one. Its address is a multiple of every power of two, up to the size of a page, of
     /// which `bytes` is a multiple.
     ///
     /// # Errors
     /// No memory, or no addresses.
-    pub(super) fn new(bytes: usize) -> io::Result<Guarded> {
+    pub(super) fn new(bytes: usize) -> io::Result<Fenced> {
         static NEXT: AtomicUsize = AtomicUsize::new(FIRST);
         // SAFETY: asks for a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let used = bytes.checked_next_multiple_of(page).ok_or_else(too_large)?;
-        let reserved = used.checked_add(2 * GUARD_BYTES).ok_or_else(too_large)?;
+        let reserved = used.checked_add(2 * FENCE_BYTES).ok_or_else(too_large)?;
         let hint = match NEXT.fetch_add(reserved, Ordering::Relaxed) {
             hint if hint < LAST => hint,
             _ => FIRST,
@@ -43,11 +43,11 @@ impl Guarded {
             return Err(io::Error::last_os_error());
         }
         let base = base as usize;
-        let guarded = Guarded { base, reserved, address: base + GUARD_BYTES + used - bytes };
+        let fenced = Fenced { base, reserved, address: base + FENCE_BYTES + used - bytes };
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the pages lie within the mapping, which nobody uses yet.
-        match unsafe { libc::mprotect((base + GUARD_BYTES) as *mut _, used, access) } {
-            0 => Ok(guarded),
+        match unsafe { libc::mprotect((base + FENCE_BYTES) as *mut _, used, access) } {
+            0 => Ok(fenced),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -58,7 +58,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for Fenced {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, unmapped once, and nobody uses it any more.
         unsafe { libc::munmap(self.base as *mut _, self.reserved) };
@@ -72,7 +72,7 @@ mod tests {
     /// The system reads and writes on our behalf, and says where it may not.
     #[test]
     fn the_end_is_exact() {
-        let memory = Guarded::new(4000).unwrap();
+        let memory = Fenced::new(4000).unwrap();
         let (read_end, write_end) = io::pipe().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&write_end);
         // SAFETY: the call fails where it must not read; the pipe holds what it does read.
