@@ -26,7 +26,6 @@ struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one, from the command line")]
 enum Command {
     /// Judge one plan file: whether it keeps the rules, is right, and how much faster than the generated plan it is
     Judge {

@@ -187,48 +187,7 @@ impl Exchange {
         let marks = ours.iter().map(|fold| self.mark(fold)).collect::<Result<Vec<_>, _>>()?;
         let (mut fold_tasks, mut copy_tasks) = (vec![Vec::new(); count], vec![Vec::new(); count]);
         for (fold, marks) in ours.iter().zip(&marks) {
-            let (of, to_root) = (fold.of, fold.to_root);
-            for device in 0..count {
-                let (start, end) = (border(of.bytes, device, count), border(of.bytes, device + 1, count));
-                if start == end {
-                    continue;
-                }
-                let (slice, bytes) = (|d: usize| of.on(d).plus(start), end - start);
-                // Each device begins with another peer, so that no link serves two at once.
-                let peers = (1..count).map(|step| (device + step) % count);
-                fold_tasks[device].extend(peers.map(|peer| Task {
-                    into: slice(device),
-                    from: slice(peer),
-                    bytes,
-                    fold: Some((fold.elem, fold.reduce)),
-                    marks: (marks.as_ref().map_or(0, |marks| marks.own[peer].address()), start),
-                }));
-                let Some(marks) = marks else {
-                    pieces.push(Piece { of, owner: device, start, bytes, to_root });
-                    continue;
-                };
-                for d in (0..count).filter(|d| *d != device && (*d == 0 || !to_root)) {
-                    let marks = (marks.of_others(d), start);
-                    copy_tasks[d].push(Task {
-                        into: slice(d),
-                        from: slice(device),
-                        bytes,
-                        fold: None,
-                        marks,
-                    });
-                }
-            }
-            for (device, others) in marks.iter().flat_map(|m| m.others.iter().enumerate()) {
-                let spot = |memory| Spot { device, memory, offset: 0 };
-                let peers = marks.iter().flat_map(|m| m.own.iter().enumerate()).filter(|(d, _)| *d != device);
-                fold_tasks[device].extend(peers.map(|(_, own)| Task {
-                    into: spot(others.as_ref()),
-                    from: spot(own.as_ref()),
-                    bytes: own.bytes(),
-                    fold: Some((Elem::U8, Reduce::Or)),
-                    marks: (0, 0),
-                }));
-            }
+            add_fold(fold, marks.as_ref(), &mut fold_tasks, &mut copy_tasks, &mut pieces);
         }
         let (broadcast, taken): (Vec<Piece>, Vec<Piece>) = pieces.iter().partition(|piece| {
             !self.links.reads_peers() && !piece.to_root && self.collectives(piece.bytes).is_some()
@@ -385,6 +344,54 @@ impl Exchange {
         let devices: Vec<String> = self.devices.iter().map(|d| d.name()).collect();
         let call = format!("exchange of {} between {}: {call}", names.join(", "), devices.join(", "));
         DeviceError::Call { device, call, message }
+    }
+}
+
+/// Adds what folds a buffer: each device folds a slice of it, and the others copy that. Without marks, what is copied is
+/// added to the pieces.
+fn add_fold<'t>(
+    fold: &Fold<'t>,
+    marks: Option<&'t Marks>,
+    fold_tasks: &mut [Vec<Task<'t>>],
+    copy_tasks: &mut [Vec<Task<'t>>],
+    pieces: &mut Vec<Piece<'t>>,
+) {
+    let (of, to_root, count) = (fold.of, fold.to_root, fold_tasks.len());
+    for (device, tasks) in fold_tasks.iter_mut().enumerate() {
+        // Each device begins with another peer, so that no link serves two at once.
+        let peers = || (1..count).map(move |step| (device + step) % count);
+        let (start, end) = (border(of.bytes, device, count), border(of.bytes, device + 1, count));
+        if start < end {
+            let (slice, bytes) = (|d: usize| of.on(d).plus(start), end - start);
+            tasks.extend(peers().map(|peer| Task {
+                into: slice(device),
+                from: slice(peer),
+                bytes,
+                fold: Some((fold.elem, fold.reduce)),
+                marks: (marks.map_or(0, |marks| marks.own[peer].address()), start),
+            }));
+            match marks {
+                None => pieces.push(Piece { of, owner: device, start, bytes, to_root }),
+                Some(marks) => {
+                    for peer in peers().filter(|peer| *peer == 0 || !to_root) {
+                        let (into, from) = (slice(peer), slice(device));
+                        let marks = (marks.of_others(peer), start);
+                        copy_tasks[peer].push(Task { into, from, bytes, fold: None, marks });
+                    }
+                }
+            }
+        }
+        let Some(marks) = marks else { continue };
+        if let Some(others) = marks.others.get(device) {
+            let spot = |device, memory: &'t dyn Memory| Spot { device, memory, offset: 0 };
+            tasks.extend(peers().map(|peer| Task {
+                into: spot(device, others.as_ref()),
+                from: spot(peer, marks.own[peer].as_ref()),
+                bytes: others.bytes(),
+                fold: Some((Elem::U8, Reduce::Or)),
+                marks: (0, 0),
+            }));
+        }
     }
 }
 
