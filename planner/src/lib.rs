@@ -22,11 +22,13 @@ mod values;
 use std::collections::{BTreeMap, BTreeSet};
 
 use datafusion::logical_expr::LogicalPlan;
-use dkb_kernels::{Finish, Framework, Level, Plan, SortKey, SqlType, check_name};
+use dkb_kernels::{Finish, Framework, Level, Param, Plan, SortKey, SqlType, check_name};
+use indexmap::IndexMap;
 
 use crate::catalog::TableInfo;
 use crate::emit::{Emitter, Fault};
-use crate::lower::Lowering;
+use crate::ir::{Columns, Expr, Rel};
+use crate::lower::{Lowering, Query};
 use crate::order::Order;
 
 pub use crate::sql::{error_text, statements_plan};
@@ -106,12 +108,12 @@ pub fn plan(
         check_name(name).map_err(|e| PlanError::Query(format!("parameter {e}")))?;
     }
     let context = sql::context(tables);
-    let logical = sql::logical_plan(&context, sql, params)?;
+    let ordered = Ordered::new(&sql::logical_plan(&context, sql, params)?, params, tables, options)?;
     // A column that turns out to be needed as codes becomes a dictionary column, and emitting starts over.
     let mut dicts = BTreeSet::new();
     let mut divided = None;
     loop {
-        match attempt(sql, params, tables, options, &logical, &dicts, divided.as_ref()) {
+        match ordered.emit(sql, tables, options, &dicts, divided.as_ref()) {
             Ok(planned) => return Ok(planned),
             Err(Fault::Divide(division)) => divided = Some(division),
             Err(Fault::NeedDict(table, column)) if dicts.insert((table, column)) => {}
@@ -124,69 +126,98 @@ pub fn plan(
     }
 }
 
-fn attempt(
-    sql: &str,
-    params: &[ParamDecl],
-    tables: &[TableInfo],
-    options: &PlanOptions,
-    logical: &LogicalPlan,
-    dicts: &BTreeSet<(usize, usize)>,
-    divided: Option<&divide::Division>,
-) -> Result<Planned, Fault> {
-    let mut lowering = Lowering::new(tables, params);
-    let query = lowering.query(logical)?;
-    let (mut columns, params) = (lowering.columns, lowering.params);
-    let defaults = bind::bind(&params, &[])?;
-    let values: BTreeMap<String, ParamValue> = params.keys().cloned().zip(defaults).collect();
-    let mut order =
-        Order { tables, columns: &mut columns, values: &values, denied: &options.denied, notes: Vec::new() };
-    let rel = order.order(query.rel);
-    let notes = order.notes;
-    // Sort keys that are no output become trailing columns of the result.
-    let keep = query.outputs.len();
-    let mut outputs = query.outputs;
-    let mut order_by = Vec::new();
-    for key in query.order_by {
-        let column = outputs.iter().position(|(_, e, _)| *e == key.expr).unwrap_or_else(|| {
-            outputs.push((format!("sort key {}", order_by.len() + 1), key.expr.clone(), true));
-            outputs.len() - 1
-        });
-        order_by.push(SortKey { column, descending: key.descending, nulls_first: key.nulls_first });
+/// A query whose joins are ordered: what emitting starts from.
+struct Ordered {
+    columns: Columns,
+    params: IndexMap<String, Param>,
+    /// Default values of the parameters.
+    values: BTreeMap<String, ParamValue>,
+    rel: Rel,
+    /// Name, expression and nullability of each result column, hidden ones last.
+    outputs: Vec<(String, Expr, bool)>,
+    finish: Finish,
+    notes: Vec<String>,
+}
+
+impl Ordered {
+    fn new(
+        logical: &LogicalPlan,
+        params: &[ParamDecl],
+        tables: &[TableInfo],
+        options: &PlanOptions,
+    ) -> Result<Ordered, PlanError> {
+        let mut lowering = Lowering::new(tables, params);
+        let Query { rel, mut outputs, order_by: keys, offset, limit } = lowering.query(logical)?;
+        let (mut columns, params) = (lowering.columns, lowering.params);
+        let defaults = bind::bind(&params, &[])?;
+        let values: BTreeMap<String, ParamValue> = params.keys().cloned().zip(defaults).collect();
+        let mut order = Order {
+            tables,
+            columns: &mut columns,
+            values: &values,
+            denied: &options.denied,
+            notes: Vec::new(),
+        };
+        let rel = order.order(rel);
+        let notes = order.notes;
+        // Sort keys that are no output become trailing columns of the result.
+        let keep = outputs.len();
+        let mut order_by = Vec::new();
+        for key in keys {
+            let column = outputs.iter().position(|(_, e, _)| *e == key.expr).unwrap_or_else(|| {
+                outputs.push((format!("sort key {}", order_by.len() + 1), key.expr.clone(), true));
+                outputs.len() - 1
+            });
+            order_by.push(SortKey { column, descending: key.descending, nulls_first: key.nulls_first });
+        }
+        let hidden = (outputs.len() > keep).then_some(keep as u64);
+        let finish = Finish { order_by, offset, limit, keep: hidden };
+        Ok(Ordered { columns, params, values, rel, outputs, finish, notes })
     }
-    let mut required = BTreeSet::new();
-    outputs.iter().for_each(|(_, e, _)| e.collect(&mut required));
-    let mut emitter = Emitter::new(tables, columns, params, &values, options, dicts, divided);
-    let pipes = emitter.produce(&rel, &required)?;
-    let result = emitter.result(pipes, &outputs)?;
-    emitter.mark_hot();
-    let hidden = (outputs.len() > keep).then_some(keep as u64);
-    let finish = Finish { order_by, offset: query.offset, limit: query.limit, keep: hidden };
-    let mut explain: Vec<String> = notes.into_iter().chain(emitter.explain).collect();
-    for (table, columns) in &emitter.inputs {
-        let list: Vec<String> = columns.iter().map(|(name, repr)| format!("{name} {repr}")).collect();
-        explain.push(format!("reads {table}: {}", list.join(", ")));
+
+    fn emit(
+        &self,
+        sql: &str,
+        tables: &[TableInfo],
+        options: &PlanOptions,
+        dicts: &BTreeSet<(usize, usize)>,
+        divided: Option<&divide::Division>,
+    ) -> Result<Planned, Fault> {
+        let Ordered { columns, params, values, rel, outputs, finish, notes } = self;
+        let mut required = BTreeSet::new();
+        outputs.iter().for_each(|(_, e, _)| e.collect(&mut required));
+        let mut emitter =
+            Emitter::new(tables, columns.clone(), params.clone(), values, options, dicts, divided);
+        let pipes = emitter.produce(rel, &required)?;
+        let result = emitter.result(pipes, outputs)?;
+        emitter.mark_hot();
+        let mut explain: Vec<String> = notes.iter().cloned().chain(emitter.explain).collect();
+        for (table, columns) in &emitter.inputs {
+            let list: Vec<String> = columns.iter().map(|(name, repr)| format!("{name} {repr}")).collect();
+            explain.push(format!("reads {table}: {}", list.join(", ")));
+        }
+        explain.extend(emitter.assumes.iter().map(|a| format!("assumes {a}, checked while running")));
+        let shard = emitter.shard.as_ref();
+        explain.extend(shard.map(|s| format!("may be divided by key: {} to {}", s.first, s.last)));
+        let explain = explain.into_iter().map(|line| line + "\n").collect();
+        let source = format!("#include \"dkb.cuh\"\n\n{}", emitter.kernels.join("\n"));
+        let plan = Plan {
+            sql: sql.to_owned(),
+            framework: Framework::Cuda,
+            level: Level::Baseline,
+            assumes: emitter.assumes,
+            params: emitter.params,
+            inputs: emitter.inputs,
+            sizes: emitter.sizes,
+            buffers: emitter.buffers,
+            phases: emitter.phases,
+            shard: emitter.shard,
+            result,
+            finish: finish.clone(),
+            source,
+        };
+        Ok(Planned { plan, explain })
     }
-    explain.extend(emitter.assumes.iter().map(|a| format!("assumes {a}, checked while running")));
-    let shard = emitter.shard.as_ref();
-    explain.extend(shard.map(|s| format!("may be divided by key: {} to {}", s.first, s.last)));
-    let explain = explain.into_iter().map(|line| line + "\n").collect();
-    let source = format!("#include \"dkb.cuh\"\n\n{}", emitter.kernels.join("\n"));
-    let plan = Plan {
-        sql: sql.to_owned(),
-        framework: Framework::Cuda,
-        level: Level::Baseline,
-        assumes: emitter.assumes,
-        params: emitter.params,
-        inputs: emitter.inputs,
-        sizes: emitter.sizes,
-        buffers: emitter.buffers,
-        phases: emitter.phases,
-        shard: emitter.shard,
-        result,
-        finish,
-        source,
-    };
-    Ok(Planned { plan, explain })
 }
 
 /// Values of all parameters of `plan`, in its order: given ones, defaults, then derived ones.
