@@ -187,3 +187,26 @@ fn merge(machine: &Machine, exchange: &Exchange, step: &Step, merged: &[&Reduced
     }
     exchange.barrier()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_start_that_changes_nothing_is_idle() {
+        let of = |ty, reduce, start| {
+            let (name, len) = ("b".to_owned(), "1".to_owned());
+            idle(&Buffer { name, ty, len, start, reduce }, reduce)
+        };
+        assert_eq!(of(Elem::I64, Reduce::Sum, Start::Zero), Some([0; 16]));
+        assert_eq!(of(Elem::U32, Reduce::Or, Start::Zero), Some([0; 16]));
+        assert_eq!(of(Elem::U8, Reduce::Max, Start::Zero), Some([0; 16]));
+        assert_eq!(of(Elem::U16, Reduce::Min, Start::Max), Some([0xff; 16]));
+        let least = [0, 0, 0, 0x80].repeat(4);
+        assert_eq!(of(Elem::I32, Reduce::Max, Start::Min).as_ref(), least.first_chunk());
+        // Not what a fold leaves as it is, not known, or zeros of either sign.
+        assert_eq!(of(Elem::I32, Reduce::Max, Start::Zero), None);
+        assert_eq!(of(Elem::I32, Reduce::Sum, Start::Poison), None);
+        assert_eq!(of(Elem::F64, Reduce::Sum, Start::Zero), None);
+    }
+}
