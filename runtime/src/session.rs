@@ -167,8 +167,8 @@ impl Session {
             shrink: config.shrink,
             shards: config.shards,
             budget_bytes,
-            timeline: Arc::new(Timeline::new(config.trace)),
-            apart: false,
+            timeline: Arc::new(Timeline::default()),
+            apart: config.trace,
             watch: config.watch,
         };
         let catalog = data.catalog();

@@ -91,16 +91,9 @@ pub(crate) struct Timeline {
     spans: Mutex<Vec<Span>>,
     /// By device, since the session began.
     loaded: Mutex<Vec<Loaded>>,
-    /// Whether single kernels and exchanges are recorded, too, which costs time.
-    pub(crate) kernels: bool,
 }
 
 impl Timeline {
-    /// A timeline for a session, of kernels and exchanges, too, if so wanted.
-    pub(crate) fn new(kernels: bool) -> Timeline {
-        Timeline { kernels, ..Timeline::default() }
-    }
-
     pub(crate) fn record(&self, span: Span) {
         lock(&self.spans).push(span);
     }
@@ -253,7 +246,7 @@ mod tests {
 
     #[test]
     fn timelines_are_emptied_and_counters_kept() {
-        let timeline = Timeline::new(true);
+        let timeline = Timeline::default();
         timeline.record(span(Stage::Read, 0.0, 1.0, 0));
         assert_eq!((timeline.take().len(), timeline.take().len()), (1, 0));
         timeline.count(1, 10, 2);

@@ -288,7 +288,7 @@ pub(crate) fn run(
     }
     let Setup { parts, limit_bytes, sizes: first_sizes, layout: first_layout, replay } = setup;
     let (parts, limit_bytes) = (*parts, *limit_bytes);
-    let one_by_one = sanitizing() || options.watch.is_some() || options.timeline.kernels || options.apart;
+    let one_by_one = sanitizing() || options.watch.is_some() || options.apart;
     let can_replay = workers.len() == 1 && parts == 1 && !store.streams() && !one_by_one;
     let mut learned = vec![0; program.counters.len()];
     let mut grown: Option<(Vec<u64>, Layout)> = None;
@@ -311,7 +311,7 @@ pub(crate) fn run(
         let rows_pruned = rows_pruned(store, &visits)?;
         let feed = (!visits.is_empty()).then(|| Feed::new(store, program, visits)).transpose()?;
         let env = Env { program, facts, sizes, parts };
-        let marks = (options.timeline.kernels || options.apart).then(Marks::default);
+        let marks = options.apart.then(Marks::default);
         let (feed, marks, watch) = (feed.as_ref(), marks.as_ref(), options.watch);
         let machine = Machine { env, store, feed, layout, workers, poison, marks, watch };
         let mut counts = vec![0; sizes.len()];
