@@ -160,11 +160,8 @@ fn primitives() -> String {
                 line.starts_with("DKB_FN ") || line.starts_with("template <") || line.starts_with("typedef ");
             let is_loop = line.starts_with("#define DKB_ROWS") || line.starts_with("#define DKB_TILES");
             if offered || is_loop {
-                let head = head
-                    .trim_end_matches(['\\', ' '])
-                    .trim_start_matches("DKB_FN ")
-                    .replace("DKB_FN ", "")
-                    .replace("DKB_COLD ", "");
+                let head =
+                    head.trim_end_matches(['\\', ' ']).trim_start_matches("DKB_FN ").replace("DKB_FN ", "");
                 // Infallible: writing to a String.
                 let _ = writeln!(out, "{comment}{head}");
             }

@@ -35,7 +35,6 @@ enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
 
 #define DKB_FN static inline
 #define DKB_MEMBER inline
-#define DKB_COLD static __noinline__
 #define DKB_ROWS(i, n)                                                                            \
   for (u64 i = u64(u128(n) * dkb_block / dkb_blocks), i##_end = u64(u128(n) * (dkb_block + 1) / dkb_blocks); \
        i < i##_end; ++i)
@@ -81,8 +80,6 @@ template <class F> DKB_FN u64 block_place(u32 v, F whole) { return whole(u64(v))
 
 #define DKB_FN static __device__ __forceinline__
 #define DKB_MEMBER __device__ __forceinline__
-// What runs once a page or batch: kept out of line, so that it costs the loops around it no registers.
-#define DKB_COLD static __device__ __noinline__
 #define DKB_ROWS(i, n)                                                  \
   for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < (n);     \
        i += u64(gridDim.x) * blockDim.x)

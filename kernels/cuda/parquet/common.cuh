@@ -92,6 +92,13 @@ DKB_FN void report(u64* error, u64 task, Reason reason) {
   if (load(error) == 0) atomic_cas(error, u64(0), (task + 1) << 8 | u64(reason));
 }
 
+// A function that runs once a page or batch: kept out of line, so that it costs the loops around it no registers.
+#ifdef DKB_HOST
+#define DKB_COLD static __noinline__
+#else
+#define DKB_COLD static __device__ __noinline__
+#endif
+
 // ---------------------------------------------------------------- teams
 
 // What a team offers: `lane` and LANES; `sync`, after which all lanes see what any has written; `any`; `of`, the
