@@ -94,7 +94,7 @@ pub struct Prepared {
     /// None until loaded. Before the workers, whose memory and code it may refer to, so that it is dropped
     /// first.
     setup: Option<Setup>,
-    workers: Vec<Worker>,
+    pub(crate) workers: Vec<Worker>,
     /// None until loaded, and in a session that guards nothing.
     guard: Option<Guard>,
     facts: Facts,

@@ -82,6 +82,10 @@ impl Guard {
                 let sums = watch.sum(worker, self.seed, [watch.rest_of(worker, &inputs)])?;
                 watch.rest = Some((sums[0], changes));
             }
+            // Nobody else writes it in a run whose result is small.
+            if let Some(narrower) = &worker.narrower {
+                narrower.clear(worker.device.as_ref())?;
+            }
             worker.device.scrub()?;
         }
         Ok(())
@@ -353,6 +357,24 @@ extern "C" __global__ void scan(u64 rows, i16* k, const Params* p, i64* total, i
                 (other, _) => panic!("{at}: {:?}", other.map(|e| e.batch)),
             }
         }
+    }
+
+    #[test]
+    fn nothing_is_kept_where_first_rows_are_found() {
+        let dir = data();
+        let config = SessionConfig { kind: DeviceKind::Host, guard: true, ..SessionConfig::default() };
+        let session = Session::open(dir.path(), config).unwrap();
+        let limited = plan(&format!("{HEADER}[finish]\nlimit = 1\n"), SOURCE);
+        let mut prepared = session.prepare_plan(dkb_kernels::text::parse(&limited).unwrap()).unwrap();
+        session.execute(&mut prepared, &[]).unwrap();
+        let worker = &prepared.workers[0];
+        let (device, memory) = (worker.device.clone(), &worker.narrower.as_ref().unwrap().memory);
+        let mut bytes = vec![7; memory.bytes()];
+        device.upload(memory.as_ref(), 0, &bytes).unwrap();
+        session.execute(&mut prepared, &[]).unwrap();
+        let memory = &prepared.workers[0].narrower.as_ref().unwrap().memory;
+        device.download(memory.as_ref(), 0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
     }
 
     #[test]

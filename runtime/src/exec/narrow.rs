@@ -34,6 +34,14 @@ impl Narrower {
         let module = device.compile_builtin(&NARROW)?;
         Ok(Narrower { module, memory: device.alloc(STATE_BYTES + ROOM * 4)? })
     }
+
+    /// Zeroes the memory, with which looking for candidates begins.
+    ///
+    /// # Errors
+    /// A failed device call.
+    pub(super) fn clear(&self, device: &dyn Device) -> Result<(), DeviceError> {
+        device.fill(self.memory.as_ref(), Elem::U8, 0, self.memory.bytes())
+    }
 }
 
 /// The rows of the result that can be among the first `wanted` of its order: few of them, in any order. `rows` says how
@@ -78,9 +86,10 @@ fn on_device(
     rows: usize,
     wanted: usize,
 ) -> Result<Option<Vec<u32>>, Error> {
-    let Some(Narrower { module, memory }) = worker.narrower.as_ref().filter(|_| rows > 0) else {
+    let Some(narrower) = worker.narrower.as_ref().filter(|_| rows > 0) else {
         return Ok(Some(Vec::new()));
     };
+    let Narrower { module, memory } = narrower;
     let (device, program) = (worker.device.as_ref(), machine.env.program);
     let (values, valid) = program.result[key.column];
     let address = |buffer: usize| {
@@ -90,7 +99,7 @@ fn on_device(
     let flags = u64::from(key.descending) << 4 | u64::from(key.nulls_first) << 5;
     let how = program.plan.buffers[values].ty as u64 | flags;
 
-    device.fill(memory.as_ref(), Elem::U8, 0, memory.bytes())?;
+    narrower.clear(device)?;
     let (at, count) = (memory.address(), rows as u64);
     let column = [count, address(values), valid.map_or(0, address), how, at];
     let list = [&column[..], &[ROOM as u64, at + STATE_BYTES as u64]].concat();
