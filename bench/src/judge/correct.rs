@@ -17,7 +17,6 @@ use super::process::{Ended, Process, Ran};
 use super::worker::{Kind, Program};
 use super::{
     Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, rejected_run,
-    scale,
 };
 use crate::verdict::Outcome;
 
@@ -95,7 +94,7 @@ impl Judge {
     pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
         let (mut base, opened) = self.start_generated(query, set)?;
-        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
+        let fixed = self.fixed_params(query, set.data);
         let default = base.run(&fixed, LONG).map_err(|ended| baseline_broke(query, set, &ended))?;
         let question =
             reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;

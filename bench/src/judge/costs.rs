@@ -5,13 +5,13 @@ use std::time::Duration;
 use comfy_table::{Table, presets};
 use dkb_runtime::device::Resources;
 use dkb_runtime::session::{Execution, Prepared};
-use dkb_runtime::tpch::workload::{self, Query};
+use dkb_runtime::tpch::workload::Query;
 use dkb_runtime::trace::Stage;
 use serde::{Deserialize, Serialize};
 
 use super::process::{Ended, Process};
 use super::worker::{Program, Purpose};
-use super::{Judge, scale, words};
+use super::{Judge, words};
 
 /// Runs that count, after one that does not.
 const RUNS: usize = 3;
@@ -61,8 +61,7 @@ impl Judge {
         let set = self.timed_set();
         let mut open = self.open(&set, Program::Written(candidate.to_owned()));
         open.purpose = Purpose::Costs;
-        let scale = scale(set.data).map_err(|e| Ended::Died(e.to_string()))?;
-        let params = workload::scaled_params(&query.name, scale);
+        let params = self.fixed_params(query, set.data);
         let (mut process, _) = Process::start(&open, LIMIT)?;
         process.run(&params, LIMIT)?;
         let mut best = process.run(&params, LIMIT)?.launches;

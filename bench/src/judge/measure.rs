@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use dkb_runtime::cli::check::{Rule, compare};
-use dkb_runtime::tpch::workload::{self, Query};
+use dkb_runtime::tpch::workload::Query;
 
 use super::correct::{Set, wrong};
 use super::process::{Ended, Process};
 use super::worker::Program;
 use super::{
     Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
-    rejected_run, scale, timing,
+    rejected_run, timing,
 };
 use crate::verdict::{LEAST_SPEEDUP, Outcome};
 
@@ -119,7 +119,7 @@ impl Judge {
     ) -> Result<Vec<(f64, f64)>, Stop> {
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
         let order = question.visible_order();
-        let fixed = workload::scaled_params(&query.name, scale(set.data)?);
+        let fixed = self.fixed_params(query, set.data);
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut base_ms = 0.0;
         for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {

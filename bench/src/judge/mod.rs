@@ -74,6 +74,8 @@ pub struct Judge {
     config: Config,
     /// The engine that shares nothing with ours, over each data set.
     references: HashMap<PathBuf, Reference>,
+    /// The scale factor of each data set, if it is TPC-H's.
+    scales: HashMap<PathBuf, f64>,
     /// Ratio of baseline to baseline, once it has been measured.
     noise: Option<f64>,
 }
@@ -138,12 +140,13 @@ impl Judge {
         if let Some(path) = config.baseline.as_ref().filter(|path| !path.exists()) {
             bail!("the baseline {} does not exist: name a plan file, or a folder of them", path.display());
         }
-        let mut references = HashMap::new();
+        let (mut references, mut scales) = (HashMap::new(), HashMap::new());
         for data in config.held_out.iter().chain(&config.hostile).chain([&config.data]) {
             let reference = Reference::open(data).map_err(|e| anyhow!("{}: {e}", data.display()))?;
             references.insert(data.clone(), reference);
+            scales.insert(data.clone(), scale(data)?);
         }
-        Ok(Judge { config, references, noise: None })
+        Ok(Judge { config, references, scales, noise: None })
     }
 
     /// Where it judges. The scale factor is that of TPC-H data, by its suppliers.
@@ -152,7 +155,7 @@ impl Judge {
     /// A device that cannot be opened.
     pub fn environment(&self) -> Result<Environment> {
         let (_, opened) = self.start_generated(&find("q06")?, &self.timed_set())?;
-        let scale = scale(&self.config.data)?;
+        let scale = self.scales[&self.config.data];
         let commit = option_env!("DKB_COMMIT").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
         Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
     }
@@ -192,7 +195,7 @@ impl Judge {
             gpu: opened.model,
             gb_per_s: opened.gb_per_s,
             versions: opened.versions,
-            scale: scale(&self.config.data)?,
+            scale: self.scales[&self.config.data],
             hot_share,
             without: &without.iter().map(left_out).collect::<Vec<_>>(),
         })
@@ -261,9 +264,14 @@ impl Judge {
         Process::start(&self.open(set, program), LONG).map_err(|ended| baseline_broke(query, set, &ended))
     }
 
+    /// Parameters that depend on the scale of a data set.
+    fn fixed_params(&self, query: &Query, data: &Path) -> Vec<(String, String)> {
+        workload::scaled_params(&query.name, self.scales[data])
+    }
+
     /// Where the baseline's time goes on the data on which plans are timed.
     fn profile(&self, query: &Query, baseline: &mut Process) -> Result<Profile> {
-        let params = workload::scaled_params(&query.name, scale(&self.config.data)?);
+        let params = self.fixed_params(query, &self.config.data);
         baseline.profile(&params, LONG).map_err(|ended| baseline_broke(query, &self.timed_set(), &ended))
     }
 
