@@ -117,8 +117,8 @@ impl Slab {
     /// Type and value of what it is filled with; None where that is unspecified.
     fn fill(&self) -> Option<(Elem, i128)> {
         match self.start {
-            // Slabs are multiples of 64 bytes.
-            Start::Zero => Some((Elem::U64, 0)),
+            // Words where they fit: under a memory checker a slab may have any number of bytes.
+            Start::Zero => Some((if self.bytes.is_multiple_of(8) { Elem::U64 } else { Elem::U8 }, 0)),
             Start::Min | Start::Max => Some((self.elem, extreme(self.elem, self.start))),
             Start::Poison => None,
         }
@@ -344,6 +344,34 @@ pub(super) fn extreme(elem: Elem, start: Start) -> i128 {
         Elem::F64 => {
             let end = if min { f64::NEG_INFINITY } else { f64::INFINITY };
             i128::from(end.to_bits())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Filling by words leaves no byte of a slab out, whether or not buffers lie apart.
+    #[test]
+    fn a_fill_covers_its_slab() {
+        for apart in [false, true] {
+            let mut layout = Layout::default();
+            for (start, elem) in [
+                (Start::Zero, Elem::U8),
+                (Start::Zero, Elem::U32),
+                (Start::Zero, Elem::I128),
+                (Start::Max, Elem::I16),
+                (Start::Min, Elem::U32),
+            ] {
+                for len in [1, 3, 65] {
+                    layout.put(Use::Plain, start, elem, len, apart).unwrap();
+                }
+            }
+            for slab in &layout.slabs {
+                let (elem, _) = slab.fill().unwrap();
+                assert!(slab.bytes.is_multiple_of(elem.bytes()), "{slab:?} in steps of {elem:?}, apart {apart}");
+            }
         }
     }
 }
