@@ -189,8 +189,9 @@ enum Device {
     Host,
 }
 
-/// Device memory of each worker where nothing is said: four fit beside each other on the GPUs this is made for.
-const DEVICE_MEMORY: u64 = 16 << 30;
+/// Device memory of each worker where nothing is said: the eight of a timing fit beside each other on the GPUs this is
+/// made for.
+const DEVICE_MEMORY: u64 = 8 << 30;
 
 impl Judging {
     /// Who wrote the plans that others are timed against.

@@ -16,7 +16,8 @@ use dkb_runtime::tpch::workload::{self, Query};
 use super::process::{Ended, Process, Ran};
 use super::worker::{Kind, Program};
 use super::{
-    Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected, rejected_run,
+    Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, generated, limit, query_sql, rejected,
+    rejected_run,
 };
 use crate::verdict::Outcome;
 
@@ -93,13 +94,15 @@ impl Judge {
     /// alone until the answer changes, with drawn ones, and over the rows of one device in another order.
     pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
-        let (mut base, opened) = self.start_generated(query, set)?;
+        let generated = self.open(set, generated(query));
+        let written = self.open(set, Program::Written(candidate.to_owned()));
+        let [base, started] = Process::start_all([(&generated, LONG), (&written, self.config.limit * 4)]);
+        let (mut base, opened) = base.map_err(|ended| baseline_broke(query, set, &ended))?;
         let fixed = self.fixed_params(query, set.data);
         let default = base.run(&fixed, LONG).map_err(|ended| baseline_broke(query, set, &ended))?;
         let question =
             reference.plan(&query_sql(query, &fixed)?).map_err(|e| anyhow!("{}: {e}", query.name))?;
         let limit = limit(self.config.limit, 20.0, default.exec_ms);
-        let started = Process::start(&self.open(set, Program::Written(candidate.to_owned())), limit * 4);
         let (candidate, candidate_opened) = match started {
             Err(Ended::Failed(failed)) if set.hostile && failed.kind == Kind::Fit => {
                 let folder = format!("{}/", set.data.display());

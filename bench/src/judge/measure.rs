@@ -1,8 +1,9 @@
 //! Timing: workers on one machine run in lock-step, until the interval of their ratio is narrow enough.
 //!
-//! Baseline and candidate have two workers each, started in the order in which they then run: A B B A. Where a process's
-//! memory lies, and how it runs behind another one, differs from process to process by up to some percent; what grows
-//! with the order is the same for both sides.
+//! Baseline and candidate have four workers each: where a process's memory lies differs from process to process, and makes
+//! up to some percent for as long as it lives. They run in the order A B B A, B A A B, in which neither side is behind the
+//! other more often, or later. Queries may take longer with some parameters than with others, so that each pair is the mean
+//! over several.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::correct::{Set, wrong};
 use super::process::{Ended, Process};
 use super::worker::Program;
 use super::{
-    Found, Judge, LONG, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
+    Found, Judge, LONG, Opened, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
     rejected_run, timing,
 };
 use crate::verdict::{LEAST_SPEEDUP, Outcome};
@@ -35,8 +36,33 @@ const LEAST_LIMIT: Duration = Duration::from_secs(10);
 /// The most time that preparing and loading a candidate may take that has been run before.
 const START_LIMIT: Duration = Duration::from_secs(240);
 
-/// The workers of a timing: A B B A.
-type Workers = [Process; 4];
+/// Whose plan a worker of a timing runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Base,
+    Other,
+}
+
+/// The workers of a timing in the order in which they run.
+const ORDER: [Side; 8] = {
+    use Side::{Base, Other};
+    [Base, Other, Other, Base, Other, Base, Base, Other]
+};
+
+/// Workers that run with the same parameters.
+const TURN: usize = 4;
+
+/// Parameter sets of a pair: of two, one is for the first workers and one for the last.
+const SETS: usize = 4;
+
+/// The workers of a timing, ready to run.
+struct Workers {
+    /// In the order of [`ORDER`].
+    processes: Vec<Process>,
+    /// What the first of each side says.
+    base: Opened,
+    other: Opened,
+}
 
 impl Judge {
     /// Times baseline against baseline, and refuses to time anything on a machine where they differ. Host devices share
@@ -46,15 +72,16 @@ impl Judge {
             return Ok(());
         }
         let set = self.timed_set();
-        let start = || self.start_baseline(query, &set);
         let failed = |ended: Ended, _: &Params| baseline_broke(query, &set, &ended).into();
         let mut logs = Vec::new();
         loop {
-            let (first, opened) = start()?;
-            let mut workers = [first, start()?.0, start()?.0, start()?.0];
-            let seed = self.config.seed.wrapping_add(logs.len() as u64);
-            let pairs = match self.pairs(query, &set, &mut workers, opened.rows, &failed, seed) {
-                Ok(pairs) => pairs,
+            let seed = self.config.seed.wrapping_add((logs.len() as u64) << 20);
+            let timed = self.start_workers(query, &set, self.baseline(query)?).and_then(|mut workers| {
+                let pairs = self.pairs(query, &set, &mut workers, &failed, seed)?;
+                Ok((pairs, workers.base.model))
+            });
+            let (pairs, model) = match timed {
+                Ok(timed) => timed,
                 Err(Stop::Broken(e)) => return Err(e),
                 Err(Stop::Rejected(r)) => bail!("{}: the baseline: {}", query.name, r.reason),
             };
@@ -68,7 +95,7 @@ impl Judge {
                 bail!(
                     "{}: the baseline is {ratio:.4} times as fast as itself on {}: this session's times are void",
                     query.name,
-                    opened.model
+                    model
                 );
             }
         }
@@ -83,20 +110,18 @@ impl Judge {
         found: &mut Found,
     ) -> Result<(), Stop> {
         let set = self.timed_set();
-        let open = self.open(&set, Program::Written(candidate.to_owned()));
-        let start = || Process::start(&open, START_LIMIT).map_err(|ended| rejected(ended, &set));
-        let (base, opened) = self.start_baseline(query, &set)?;
-        let (other, candidate_opened) = start()?;
-        let mut workers = [base, other, start()?.0, self.start_baseline(query, &set)?.0];
+        let mut workers = self.start_workers(query, &set, Program::Written(candidate.to_owned()))?;
         let failed = |ended: Ended, params: &Params| Stop::from(rejected_run(ended, &set, params));
-        let pairs = self.pairs(query, &set, &mut workers, opened.rows, &failed, seed)?;
+        let pairs = self.pairs(query, &set, &mut workers, &failed, seed)?;
         let measured = timing::timing(&pairs);
         (found.timing, found.paper) = (Some(measured.clone()), Some(timing::paper(&pairs)));
-        let bytes_a_ms = opened.gb_per_s.map(|gb| gb * 1e6);
-        if let Some(bytes_a_ms) = bytes_a_ms
-            && measured.candidate_ms * bytes_a_ms < candidate_opened.floor_bytes as f64
+        let bandwidth = workers.processes[0].gb_per_s(LONG);
+        let bandwidth = bandwidth.map_err(|ended| baseline_broke(query, &set, &ended))?;
+        let floor_bytes = workers.other.floor_bytes as f64;
+        if let Some(bytes_a_ms) = bandwidth.map(|gb| gb * 1e6)
+            && measured.candidate_ms * bytes_a_ms < floor_bytes
         {
-            let least = candidate_opened.floor_bytes as f64 / bytes_a_ms;
+            let least = floor_bytes / bytes_a_ms;
             let reason = format!(
                 "{:.3} ms is less than the {least:.3} ms that reading its columns takes: held for review",
                 measured.candidate_ms
@@ -106,6 +131,27 @@ impl Judge {
         Ok(())
     }
 
+    /// Starts the workers of a timing, all at the same time.
+    fn start_workers(&self, query: &Query, set: &Set<'_>, other: Program) -> Result<Workers, Stop> {
+        let (base, other) = (self.open(set, self.baseline(query)?), self.open(set, other));
+        let started = Process::start_all(ORDER.map(|side| match side {
+            Side::Base => (&base, LONG),
+            Side::Other => (&other, START_LIMIT),
+        }));
+        let (mut processes, mut base, mut other) = (Vec::new(), None, None);
+        for (side, started) in ORDER.into_iter().zip(started) {
+            let (process, opened) = started.map_err(|ended| match side {
+                Side::Base => Stop::Broken(baseline_broke(query, set, &ended)),
+                Side::Other => rejected(ended, set).into(),
+            })?;
+            processes.push(process);
+            let first = if side == Side::Base { &mut base } else { &mut other };
+            first.get_or_insert(opened);
+        }
+        let (Some(base), Some(other)) = (base, other) else { unreachable!("workers of both sides") };
+        Ok(Workers { processes, base, other })
+    }
+
     /// The times of pairs that count, with the same fresh parameters for both of a pair, until their interval closes,
     /// there are too many, or the other is far slower. Every output is compared.
     fn pairs(
@@ -113,32 +159,41 @@ impl Judge {
         query: &Query,
         set: &Set<'_>,
         workers: &mut Workers,
-        rows: u64,
         other_failed: &dyn Fn(Ended, &Params) -> Stop,
         seed: u64,
     ) -> Result<Vec<(f64, f64)>, Stop> {
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
-        let order = question.visible_order();
+        let (order, rule) = (question.visible_order(), Rule::Exact { rows: workers.base.rows });
         let fixed = self.fixed_params(query, set.data);
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut base_ms = 0.0;
         for pair in 0..timing::WARMUP_PAIRS + timing::MOST_PAIRS {
-            let params = drawn(query, &fixed, seed.wrapping_add(pair as u64));
-            let stop = limit(LEAST_LIMIT, SLOW, base_ms);
-            let [first, second, third, fourth] = workers;
-            let base = |worker: &mut Process| {
-                worker.run(&params, LONG).map_err(|ended| Stop::from(baseline_broke(query, set, &ended)))
-            };
-            let other = |worker: &mut Process| {
-                worker.run(&params, stop).map_err(|ended| other_failed(ended, &params))
-            };
-            let (a, b, c, d) = (base(first)?, other(second)?, other(third)?, base(fourth)?);
-            for got in [&b.batch, &c.batch] {
-                let want = &a.batch;
-                let same = compare(got, want, want.num_columns(), Rule::Exact { rows }, &order, None);
-                same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
+            let (mut base_sum, mut other_sum) = (0.0, 0.0);
+            for at in 0..SETS {
+                let params = drawn(query, &fixed, seed.wrapping_add((pair * SETS + at) as u64));
+                let stop = limit(LEAST_LIMIT, SLOW, base_ms);
+                let turn = at * TURN % ORDER.len()..;
+                let (mut wanted, mut got) = (None, Vec::new());
+                for (side, worker) in ORDER[turn.clone()].iter().zip(&mut workers.processes[turn]).take(TURN) {
+                    if *side == Side::Base {
+                        let ran = worker.run(&params, LONG);
+                        let ran = ran.map_err(|ended| baseline_broke(query, set, &ended))?;
+                        base_sum += ran.exec_ms;
+                        wanted = Some(ran.batch);
+                    } else {
+                        let ran = worker.run(&params, stop).map_err(|ended| other_failed(ended, &params))?;
+                        other_sum += ran.exec_ms;
+                        got.push(ran.batch);
+                    }
+                }
+                let Some(want) = wanted else { unreachable!("a turn has workers of both sides") };
+                for got in &got {
+                    let same = compare(got, &want, want.num_columns(), rule, &order, None);
+                    same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
+                }
             }
-            let times = ((a.exec_ms + d.exec_ms) / 2.0, (b.exec_ms + c.exec_ms) / 2.0);
+            let runs = (SETS * TURN / 2) as f64;
+            let times = (base_sum / runs, other_sum / runs);
             base_ms = times.0;
             if pair >= timing::WARMUP_PAIRS {
                 pairs.push(times);

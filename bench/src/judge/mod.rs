@@ -154,7 +154,8 @@ impl Judge {
     /// # Errors
     /// A device that cannot be opened.
     pub fn environment(&self) -> Result<Environment> {
-        let (_, opened) = self.start_generated(&find("q06")?, &self.timed_set())?;
+        let query = find("q06")?;
+        let (_, opened) = self.start(&query, &self.timed_set(), generated(&query))?;
         let scale = self.scales[&self.config.data];
         let commit = option_env!("DKB_COMMIT").unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
         Ok(Environment { commit, gpu: opened.model, versions: opened.versions, scale })
@@ -176,6 +177,8 @@ impl Judge {
         let (mut baseline, opened) = self.start_baseline(&query, &self.timed_set())?;
         let mut plan = text::parse(&opened.plan).context("the baseline's plan")?;
         let hot_share = self.profile(&query, &mut baseline)?.mark(&mut plan, None);
+        let bandwidth = baseline.gb_per_s(LONG);
+        let gb_per_s = bandwidth.map_err(|ended| baseline_broke(&query, &self.timed_set(), &ended))?;
         let tables = DataSet::open(&self.config.data)?.catalog();
         let left_out = |block: &Block| match block {
             Block::Gpu => "gpu".to_owned(),
@@ -193,7 +196,7 @@ impl Judge {
             },
             tables: &tables,
             gpu: opened.model,
-            gb_per_s: opened.gb_per_s,
+            gb_per_s,
             versions: opened.versions,
             scale: self.scales[&self.config.data],
             hot_share,
@@ -246,18 +249,14 @@ impl Judge {
         Open { data, machine, chunk_bytes, program, purpose }
     }
 
-    /// Starts the plan that candidates are timed against.
-    fn start_baseline(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
-        match self.written_baseline(query)? {
-            Some(text) => self.start(query, set, Program::Written(text)),
-            None => self.start_generated(query, set),
-        }
+    /// The plan that candidates are timed against.
+    fn baseline(&self, query: &Query) -> Result<Program> {
+        let written = self.written_baseline(query)?;
+        Ok(written.map_or_else(|| generated(query), Program::Written))
     }
 
-    /// Starts the plan that the planner makes for a data set, whose answers are right.
-    fn start_generated(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
-        let params = query.decls().into_iter().map(|d| (d.name, d.ty, d.default)).collect();
-        self.start(query, set, Program::Generated { sql: query.sql.clone(), params })
+    fn start_baseline(&self, query: &Query, set: &Set<'_>) -> Result<(Process, Opened)> {
+        self.start(query, set, self.baseline(query)?)
     }
 
     fn start(&self, query: &Query, set: &Set<'_>, program: Program) -> Result<(Process, Opened)> {
@@ -292,7 +291,7 @@ impl Judge {
         if self.written_baseline(query)?.is_none() {
             return Ok(baseline.clone());
         }
-        let (_, opened) = self.start_generated(query, &self.timed_set())?;
+        let (_, opened) = self.start(query, &self.timed_set(), generated(query))?;
         let generated = text::parse(&opened.plan).context("the generated plan")?;
         let broken = |reason| anyhow!("{}: the baseline: {reason} (of the generated plan)", query.name);
         rules::keeps(baseline, &generated).map_err(broken)?;
@@ -337,6 +336,12 @@ impl Judge {
         self.measure(query, candidate, seed.wrapping_add(2 << 32), found)?;
         self.classify(found)
     }
+}
+
+/// The plan that the planner makes for a query, whose answers are right.
+fn generated(query: &Query) -> Program {
+    let params = query.decls().into_iter().map(|d| (d.name, d.ty, d.default)).collect();
+    Program::Generated { sql: query.sql.clone(), params }
 }
 
 /// A candidate's failure as an outcome.

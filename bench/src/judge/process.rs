@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -62,14 +63,31 @@ pub(super) struct Ran {
 }
 
 impl Process {
-    /// Starts a worker, caged if it is a candidate's, and has it prepare its plan.
+    /// Starts a worker, caged if it is a candidate's, and has it prepare its plan within a time.
     ///
     /// # Errors
     /// See [`Ended`].
     pub(super) fn start(open: &Open, limit: Duration) -> Result<(Process, Opened), Ended> {
-        let mut process = Process::spawn(open).map_err(does_not_start)?;
-        let opened = process.open(open, limit)?;
-        Ok((process, opened))
+        let [started] = Process::start_all([(open, limit)]);
+        started
+    }
+
+    /// As [`Process::start`], several workers at the same time.
+    pub(super) fn start_all<const N: usize>(
+        opens: [(&Open, Duration); N],
+    ) -> [Result<(Process, Opened), Ended>; N] {
+        // A worker ends with the thread that it comes from, which is therefore this one.
+        let spawned = opens.map(|(open, limit)| (Process::spawn(open).map_err(does_not_start), open, limit));
+        thread::scope(|scope| {
+            let opening = spawned.map(|(process, open, limit)| {
+                scope.spawn(move || {
+                    let mut process = process?;
+                    let opened = process.open(open, limit)?;
+                    Ok((process, opened))
+                })
+            });
+            opening.map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     }
 
     /// Runs a plan once in a worker of its own. Gives what came of it, and what the worker and a memory checker have
@@ -189,6 +207,17 @@ impl Process {
     pub(super) fn profile(&mut self, params: &[(String, String)], limit: Duration) -> Result<Profile, Ended> {
         match self.ask(&Request::Profile(params.to_vec()), limit)? {
             (Reply::Profiled(profile), _) => Ok(profile),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    /// Bandwidth of the memory of the GPU in gigabytes a second; None on the host, or where too little memory is free.
+    ///
+    /// # Errors
+    /// See [`Ended`].
+    pub(super) fn gb_per_s(&mut self, limit: Duration) -> Result<Option<f64>, Ended> {
+        match self.ask(&Request::Bandwidth, limit)? {
+            (Reply::Bandwidth(gb_per_s), _) => Ok(gb_per_s),
             _ => Err(out_of_step()),
         }
     }

@@ -100,6 +100,8 @@ pub(super) enum Request {
     SwapRows,
     /// Runs the plan some times with these parameters and tells where the time goes.
     Profile(Vec<(String, String)>),
+    /// Measures the bandwidth of the memory of the GPU, which nothing else should use meanwhile.
+    Bandwidth,
 }
 
 /// The worker's answer: one a request.
@@ -122,6 +124,8 @@ pub(super) enum Reply {
     Swapped(Vec<String>),
     /// Where the plan's time goes.
     Profiled(Profile),
+    /// Gigabytes a second; None on the host, or where too little memory is free.
+    Bandwidth(Option<f64>),
     /// The request failed.
     Failed(Failed),
 }
@@ -137,8 +141,6 @@ pub(super) struct Opened {
     pub(super) floor_bytes: u64,
     /// Rows of the largest table that it reads.
     pub(super) rows: u64,
-    /// Bandwidth of the memory of GPUs; None on the host, or where too little memory is free.
-    pub(super) gb_per_s: Option<f64>,
     /// The device's hardware.
     pub(super) model: String,
     /// Driver and compiler.
@@ -225,6 +227,7 @@ fn serve(args: &[String]) -> io::Result<()> {
                     Ok(Reply::Ran { exec_ms, finish_rows, launches, arrow_bytes: bytes.len() })
                 },
             ),
+            Request::Bandwidth => bandwidth(opened.as_ref()).map(Reply::Bandwidth),
             Request::SwapRows => swap_rows(opened.as_mut()).map(Reply::Swapped),
         };
         write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
@@ -291,11 +294,6 @@ fn open(open: &Open) -> Result<(Session, Prepared, Opened), Failed> {
         buffer_bytes: prepared.buffer_bytes().unwrap_or(0),
         floor_bytes: session.floor_bytes(&prepared).map_err(setup)?,
         rows: tables.map(|t| t.info.rows).max().unwrap_or(0),
-        gb_per_s: if *gpu && open.purpose == Purpose::Answer {
-            session.device_gb_per_s().map_err(setup)?
-        } else {
-            None
-        },
         model: device.map(|d| d.model()).unwrap_or_default(),
         versions: device.map(|d| d.versions()).unwrap_or_default(),
     };
@@ -323,6 +321,11 @@ fn run(
     }
     let launches = costs::launches(&execution, prepared);
     Ok((execution, launches))
+}
+
+fn bandwidth(opened: Option<&Loaded>) -> Result<Option<f64>, Failed> {
+    let Loaded { session, .. } = opened.ok_or_else(nothing_open)?;
+    session.device_gb_per_s().map_err(|e| failed(Kind::Fault, e))
 }
 
 fn swap_rows(opened: Option<&mut Loaded>) -> Result<Vec<String>, Failed> {
