@@ -174,7 +174,8 @@ impl Judge {
                 let stop = limit(LEAST_LIMIT, SLOW, base_ms);
                 let turn = at * TURN % ORDER.len()..;
                 let (mut wanted, mut got) = (None, Vec::new());
-                for (side, worker) in ORDER[turn.clone()].iter().zip(&mut workers.processes[turn]).take(TURN) {
+                for (side, worker) in ORDER[turn.clone()].iter().zip(&mut workers.processes[turn]).take(TURN)
+                {
                     if *side == Side::Base {
                         let ran = worker.run(&params, LONG);
                         let ran = ran.map_err(|ended| baseline_broke(query, set, &ended))?;

@@ -370,7 +370,10 @@ mod tests {
             }
             for slab in &layout.slabs {
                 let (elem, _) = slab.fill().unwrap();
-                assert!(slab.bytes.is_multiple_of(elem.bytes()), "{slab:?} in steps of {elem:?}, apart {apart}");
+                assert!(
+                    slab.bytes.is_multiple_of(elem.bytes()),
+                    "{slab:?} in steps of {elem:?}, apart {apart}"
+                );
             }
         }
     }
