@@ -16,13 +16,13 @@ const GPU: &str = include_str!("../../prompts/gpu.md");
 const ENV: &str = include_str!("../../prompts/env.md");
 const DATA: &str = include_str!("../../prompts/data.md");
 
+/// How a plan with kernels in Triton is put together, by level.
+const TRITON_CORE: &str = include_str!("../../prompts/triton-core.md");
+const TRITON_FULL: &str = include_str!("../../prompts/triton-full.md");
+
 /// The worked examples of the blocks of frameworks.
 const CUDA_EXAMPLE: &str = include_str!("../../prompts/example-cuda.plan");
 const TRITON_EXAMPLE: &str = include_str!("../../prompts/example-triton.plan");
-
-/// Why there is no level `core` in Triton.
-pub const NO_TRITON_CORE: &str = "level `core` keeps kernels of the generated plan, which are CUDA C++, and a plan is \
-     written in one language: choose level `full` for Triton";
 
 /// What goes into a prompt.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct Facts<'a> {
     pub plan: &'a Plan,
     /// What may change.
     pub level: Level,
-    /// What the source is written in.
+    /// What kernels are written in.
     pub framework: Framework,
     /// The tables, with statistics.
     pub tables: &'a [TableInfo],
@@ -52,15 +52,15 @@ pub struct Facts<'a> {
 /// The prompt.
 ///
 /// # Errors
-/// A level without a block, level `core` in Triton, or a block to leave out that does not exist.
+/// A level without a block, or a block to leave out that does not exist.
 pub fn compose(facts: &Facts<'_>) -> Result<String> {
     if let Some(other) = facts.without.iter().find(|w| !["gpu", "data"].contains(&w.as_str())) {
         bail!("--without {other}: only `gpu` and `data` can be left out");
     }
     let plan = facts.plan;
-    let level = match facts.level {
-        Level::Core => CORE,
-        Level::Full => FULL,
+    let (level, form) = match facts.level {
+        Level::Core => (CORE, TRITON_CORE),
+        Level::Full => (FULL, TRITON_FULL),
         Level::Baseline => bail!("a prompt asks for a plan of level `core` or `full`"),
     };
     let hot = plan.phases.iter().find(|p| p.hot).context("the generated plan marks no hot phase")?;
@@ -87,13 +87,12 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
     };
     let (framework, example) = match facts.framework {
         Framework::Cuda => (CUDA, CUDA_EXAMPLE),
-        Framework::Triton if facts.level == Level::Core => bail!(NO_TRITON_CORE),
         Framework::Triton => (TRITON, TRITON_EXAMPLE),
     };
     let scale = if facts.scale > 0.0 { format!(", scale factor {}", facts.scale) } else { String::new() };
-    let (printed, primitives, prototypes) = (text::print(plan), primitives(), prototypes(&plan.source));
+    let (printed, primitives, prototypes) = (text::print(plan), primitives(), prototypes(plan));
     let tables = tables(plan, facts.tables)?;
-    let values: [(&str, &str); 13] = [
+    let values: [(&str, &str); 14] = [
         ("sql", &plan.sql),
         ("plan", &printed),
         ("hot", &hot.name),
@@ -101,6 +100,7 @@ pub fn compose(facts: &Facts<'_>) -> Result<String> {
         ("bound", &bound),
         ("primitives", &primitives),
         ("prototypes", &prototypes),
+        ("form", form),
         ("example", example),
         ("gpu", &facts.gpu),
         ("bandwidth", &bandwidth),
@@ -181,8 +181,9 @@ pub(crate) fn signatures() -> Vec<(String, String)> {
     primitives().lines().filter(|line| !line.starts_with("//")).filter_map(named).collect()
 }
 
-/// The prototypes of a source's kernels.
-fn prototypes(source: &str) -> String {
+/// The prototypes of a plan's kernels in CUDA C++.
+fn prototypes(plan: &Plan) -> String {
+    let source = plan.section(Framework::Cuda).unwrap_or_default();
     let kernels = source.match_indices("extern \"C\" __global__ void ").map(|(at, _)| &source[at..]);
     let heads = kernels.filter_map(|text| text.split(" {").next()).map(|head| format!("{head};\n"));
     heads.collect()
@@ -240,6 +241,7 @@ mod tests {
             "bound",
             "primitives",
             "prototypes",
+            "form",
             "example",
             "gpu",
             "bandwidth",

@@ -8,11 +8,11 @@ use std::fmt::Display;
 
 use crate::expr::{self, ExprError};
 use crate::plan::{
-    Arg, Buffer, Framework, Launch, On, Over, Param, Phase, Plan, Reduce, Start, TritonLaunch,
+    Arg, Buffer, Framework, Launch, On, Over, Param, Phase, Plan, Reduce, Start, TritonLaunch, launches,
 };
 use crate::prune::{Predicate, comparable};
 use crate::repr::{Elem, Physical, SqlType};
-use crate::triton::{has_kernel, launches, triton_kernel, triton_type};
+use crate::triton::{has_kernel, triton_kernel, triton_type};
 
 /// The largest source a plan may have, in bytes.
 const MAX_SOURCE_BYTES: usize = 128 << 10;
@@ -59,11 +59,7 @@ pub fn check(plan: &Plan) -> Result<(), CheckError> {
     checker.phases()?;
     checker.shard()?;
     checker.result()?;
-    plain_text(&plan.source)?;
-    match plan.framework {
-        Framework::Cuda => source(&plan.source),
-        Framework::Triton => Ok(()),
-    }
+    sections(plan)
 }
 
 impl Plan {
@@ -256,40 +252,21 @@ impl Checker<'_> {
 
     fn launch(&self, field: &str, launch: &Launch, phase: &Phase, merge: bool) -> Result<(), CheckError> {
         identifier(&format!("{field}.kernel"), &launch.kernel)?;
-        let (source, name) = (&self.plan.source, &launch.kernel);
-        match self.plan.framework {
-            Framework::Cuda if !words(source).any(|w| w == name) => {
-                return fail(format!("{field}.kernel"), format!("the source has no kernel `{name}`"));
-            }
-            Framework::Triton if !has_kernel(source, name) => {
-                let message = format!("the source has no kernel `def {name}(` under `@triton.jit`");
-                return fail(format!("{field}.kernel"), message);
-            }
-            Framework::Cuda | Framework::Triton => {}
-        }
+        self.kernel(field, launch)?;
         let has_rows = match phase.over {
             Over::Nothing => false,
             Over::Table(_) => !merge,
             Over::Size(_) | Over::Dict(..) => true,
         };
-        let grid = match (self.plan.framework, &launch.triton) {
-            (Framework::Cuda, None) => "threads",
-            (Framework::Cuda, Some(_)) => {
-                return fail(format!("{field}.triton"), "only launches of plans in Triton have such a table");
-            }
-            (Framework::Triton, None) => {
-                return fail(
-                    format!("{field}.triton"),
-                    "a launch of a plan in Triton needs a table `triton` with `programs`",
-                );
-            }
-            (Framework::Triton, Some(_)) if !launch.threads.is_empty() => {
+        let grid = match launch.framework() {
+            Framework::Cuda => "threads",
+            Framework::Triton if !launch.threads.is_empty() => {
                 return fail(
                     format!("{field}.threads"),
-                    "a launch of a plan in Triton has `triton.programs` instead of `threads`",
+                    "a launch of a kernel in Triton has `triton.programs` instead of `threads`",
                 );
             }
-            (Framework::Triton, Some(_)) => "triton.programs",
+            Framework::Triton => "triton.programs",
         };
         self.expression(&format!("{field}.{grid}"), launch.grid(), self.plan.sizes.len(), has_rows)?;
         for (a, arg) in launch.args.iter().enumerate() {
@@ -298,6 +275,30 @@ impl Checker<'_> {
         match &launch.triton {
             Some(table) => self.triton(field, launch, table),
             None => Ok(()),
+        }
+    }
+
+    /// Checks that the kernel is in the section of its language.
+    fn kernel(&self, field: &str, launch: &Launch) -> Result<(), CheckError> {
+        let (name, triton) = (&launch.kernel, self.plan.section(Framework::Triton));
+        match (launch.framework(), self.plan.section(launch.framework())) {
+            (Framework::Cuda, Some(source)) if words(source).any(|w| w == name) => Ok(()),
+            (Framework::Triton, Some(source)) if has_kernel(source, name) => Ok(()),
+            (Framework::Cuda, Some(_)) if !triton.is_some_and(|source| has_kernel(source, name)) => {
+                fail(format!("{field}.kernel"), format!("the source has no kernel `{name}`"))
+            }
+            (Framework::Cuda, _) => fail(
+                format!("{field}.triton"),
+                "a launch of a kernel in Triton needs a table `triton` with `programs`",
+            ),
+            (Framework::Triton, Some(_)) => {
+                let message = format!("the source has no kernel `def {name}(` under `@triton.jit`");
+                fail(format!("{field}.kernel"), message)
+            }
+            (Framework::Triton, None) => fail(
+                format!("{field}.triton"),
+                "only launches of kernels in Triton have such a table, and the source has no section in Triton",
+            ),
         }
     }
 
@@ -567,10 +568,26 @@ fn words(source: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Refuses a source that is too long, or hides something from its readers.
-fn plain_text(text: &str) -> Result<(), CheckError> {
-    if text.len() > MAX_SOURCE_BYTES {
-        return fail("source", format!("{} bytes; at most {MAX_SOURCE_BYTES} are allowed", text.len()));
+/// Checks the source, each section by the rules of its language.
+fn sections(plan: &Plan) -> Result<(), CheckError> {
+    let sections = Framework::ALL.into_iter().filter_map(|f| Some((f, plan.section(f)?)));
+    let bytes: usize = sections.clone().map(|(_, text)| text.len()).sum();
+    if bytes > MAX_SOURCE_BYTES {
+        return fail("source", format!("{bytes} bytes; at most {MAX_SOURCE_BYTES} are allowed"));
     }
+    for (framework, text) in sections {
+        plain_text(text)?;
+        if framework == Framework::Cuda {
+            source(text)?;
+        }
+        if plan.other_source.is_some() && !launches(plan).any(|launch| launch.framework() == framework) {
+            return fail("source", format!("no launch has a kernel of the section `{framework}`"));
+        }
+    }
+    Ok(())
+}
+
+fn plain_text(text: &str) -> Result<(), CheckError> {
     match text.chars().find(|c| c.is_control() && !"\t\n\r\x0c".contains(*c)) {
         Some(c) => fail("source", format!("the control character U+{:04X} is not allowed", c as u32)),
         None => Ok(()),
@@ -886,8 +903,7 @@ KERNEL scan() {} KERNEL group() {} KERNEL fold() {} KERNEL out() {}
         ] {
             source(good).unwrap();
         }
-        assert!(
-            plain_text(&" ".repeat(MAX_SOURCE_BYTES + 1)).unwrap_err().to_string().contains("at most 131072")
-        );
+        let long = Plan { source: " ".repeat(MAX_SOURCE_BYTES + 1), ..plan() };
+        assert!(sections(&long).unwrap_err().to_string().contains("at most 131072"));
     }
 }

@@ -17,7 +17,7 @@ use crate::repr::{ColumnRepr, Elem, SqlType, serde_as_text};
 pub struct Plan {
     /// The query, with named parameters.
     pub sql: String,
-    /// The language of [`Plan::source`].
+    /// The language of [`Plan::source`]; [`Plan::other_source`] is in the other one.
     pub framework: Framework,
     /// Who wrote it and how much of it: the generated baseline, its hot phase, or all.
     pub level: Level,
@@ -47,19 +47,56 @@ pub struct Plan {
     /// What is left for the host on the already small result.
     #[serde(default)]
     pub finish: Finish,
-    /// Device source.
+    /// Device source: all of it, or its first section.
     #[serde(skip)]
     pub source: String,
+    /// The second section of the source, if there are kernels in both languages.
+    #[serde(skip)]
+    pub other_source: Option<String>,
 }
 
-/// The language of a plan's source.
+impl Plan {
+    /// The section of the source in a language, if there is one.
+    pub fn section(&self, framework: Framework) -> Option<&str> {
+        if framework == self.framework { Some(&self.source) } else { self.other_source.as_deref() }
+    }
+}
+
+/// The language of a section of a plan's source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Framework {
     /// CUDA C++ over `dkb.cuh`.
     Cuda,
-    /// Triton: functions under `@triton.jit`. Such plans run on GPUs only.
+    /// Triton: functions under `@triton.jit`. Plans with such a section run on GPUs only.
     Triton,
+}
+
+impl Framework {
+    /// All of them.
+    pub const ALL: [Framework; 2] = [Framework::Cuda, Framework::Triton];
+
+    /// The one that this is not.
+    pub fn other(self) -> Framework {
+        match self {
+            Framework::Cuda => Framework::Triton,
+            Framework::Triton => Framework::Cuda,
+        }
+    }
+}
+
+impl fmt::Display for Framework {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Framework::Cuda => "cuda",
+            Framework::Triton => "triton",
+        })
+    }
+}
+
+/// The launches of all phases, in order.
+pub(crate) fn launches(plan: &Plan) -> impl Iterator<Item = &Launch> {
+    plan.phases.iter().flat_map(|phase| phase.launches.iter().chain(&phase.merge))
 }
 
 /// How much of a plan departs from the generated one.
@@ -273,12 +310,17 @@ pub struct Launch {
     pub threads: String,
     /// Arguments in order.
     pub args: Vec<Arg>,
-    /// How the kernel is compiled and launched, if the plan is in Triton.
+    /// How the kernel is compiled and launched, if it is in Triton.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub triton: Option<TritonLaunch>,
 }
 
 impl Launch {
+    /// The language of the kernel.
+    pub fn framework(&self) -> Framework {
+        if self.triton.is_some() { Framework::Triton } else { Framework::Cuda }
+    }
+
     /// The expression that gives the grid: work items, or programs of a kernel in Triton.
     pub fn grid(&self) -> &str {
         self.triton.as_ref().map_or(&self.threads, |triton| &triton.programs)

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::plan::Plan;
+use crate::plan::{Framework, Plan, launches};
 use crate::repr::SqlType;
 
 /// The primitives that plan sources are written with.
@@ -210,8 +210,8 @@ pub fn params_struct(plan: &Plan) -> String {
     text + "};\n"
 }
 
-/// What NVRTC compiles: the primitives, `Params` and the plan's source. Messages of the compiler give lines
-/// of the plan's source as lines of [`SOURCE_NAME`].
+/// What NVRTC compiles: the primitives, `Params` and the plan's source in CUDA C++. Messages of the compiler give
+/// lines of that source as lines of [`SOURCE_NAME`].
 ///
 /// # Errors
 /// [`SourceError`].
@@ -236,17 +236,22 @@ pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
         if !is_name(kernel) {
             return Err(SourceError::Name(kernel.to_owned()));
         }
-        if words(&plan.source).any(|word| word == kernel) {
+        if words(cuda_source(plan)).any(|word| word == kernel) {
             text += &format!("DKB_EXPORT({kernel})\n");
         }
     }
     Ok(text)
 }
 
-/// The names of the kernels that the plan launches, each once.
+/// The names of the kernels in CUDA C++ that the plan launches, each once.
 pub fn kernels(plan: &Plan) -> BTreeSet<&str> {
-    let launches = plan.phases.iter().flat_map(|p| p.launches.iter().chain(&p.merge));
-    launches.map(|l| l.kernel.as_str()).collect()
+    let launches = launches(plan).filter(|launch| launch.framework() == Framework::Cuda);
+    launches.map(|launch| launch.kernel.as_str()).collect()
+}
+
+/// The plan's source in CUDA C++; empty if there is none.
+fn cuda_source(plan: &Plan) -> &str {
+    plan.section(Framework::Cuda).unwrap_or_default()
 }
 
 /// Device source of the runtime's own, as opposed to a plan's.
@@ -288,7 +293,7 @@ fn unit(head: &str, plan: &Plan) -> Result<String, SourceError> {
     if let Some(name) = plan.params.keys().find(|name| !is_name(name)) {
         return Err(SourceError::Name(name.clone()));
     }
-    let source = without_include(&plan.source)?;
+    let source = without_include(cuda_source(plan))?;
     let params = params_struct(plan);
     Ok(format!(
         "{head}#line 1 \"dkb.cuh\"\n{DKB_CUH}\n\

@@ -1,4 +1,4 @@
-//! Plans in Triton: what a compiler gets for them, and what the checker asks of them.
+//! Kernels in Triton: what a compiler gets for them, and what the checker asks of them.
 //!
 //! Invariant: types of arguments follow from the plan alone. Whether the source does anything but declare kernels
 //! is decided where there is a parser of Python, before it is compiled.
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::plan::{Arg, Launch, Plan};
+use crate::plan::{Arg, Launch, Plan, launches};
 use crate::repr::{Elem, Physical};
 use crate::source::params_layout;
 
-/// The name of a plan's source in messages about it.
+/// The name of a plan's source in Triton in messages about it.
 pub const TRITON_SOURCE_NAME: &str = "plan.py";
 
-/// A kernel of a plan in Triton, to be compiled.
+/// A kernel in Triton, to be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct TritonKernel {
     /// Its name in the source.
@@ -68,9 +68,8 @@ pub fn triton_constants(plan: &Plan) -> BTreeMap<String, i64> {
     fields.map(|field| (format!("P_{}", field.name), (field.offset / 8) as i64)).collect()
 }
 
-/// The kernels that a plan launches, each once; behind each the variant that relies on divisible arguments, if its
-/// launches ask for one. Launches without a table, or with an argument that has no type, are left out: the checker
-/// refuses them.
+/// The kernels in Triton that a plan launches, each once; behind each the variant that relies on divisible arguments,
+/// if its launches ask for one. Launches with an argument that has no type are left out: the checker refuses them.
 pub fn triton_kernels(plan: &Plan) -> Vec<TritonKernel> {
     let mut kernels: BTreeMap<&str, TritonKernel> = BTreeMap::new();
     for launch in launches(plan) {
@@ -102,10 +101,6 @@ pub(crate) fn triton_kernel(plan: &Plan, launch: &Launch) -> Option<TritonKernel
         num_stages: table.num_stages,
         divisible,
     })
-}
-
-pub(crate) fn launches(plan: &Plan) -> impl Iterator<Item = &Launch> {
-    plan.phases.iter().flat_map(|phase| phase.launches.iter().chain(&phase.merge))
 }
 
 /// Whether the source has `def name(` under `@triton.jit`, comments and blank lines between them aside.
@@ -223,7 +218,7 @@ def plain(a):
                 "kernel = \"scan\"",
                 "phases[0].launches[0].triton: another launch of `scan`",
             ),
-            ("triton = { programs = \"1\" }", "", "phases[1].launches[0].triton: a launch of a plan in"),
+            ("triton = { programs = \"1\" }", "", "phases[1].launches[0].triton: a launch of a kernel in"),
             (
                 "triton = { programs = \"1\" }",
                 "threads = \"1\"\ntriton = { programs = \"1\" }",
@@ -249,6 +244,44 @@ def plain(a):
         ] {
             assert!(PLAN.contains(from), "{from}");
             let error = check(&text::parse(&PLAN.replacen(from, to, 1)).unwrap()).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{from} -> {to}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plan_with_both_languages_is_checked_by_the_rules_of_both() {
+        let kernel =
+            "#include \"dkb.cuh\"\nextern \"C\" __global__ void again(const i32* a, f64* total) {}\n";
+        let text = PLAN.replacen("triton = { programs = \"1\" }", "threads = \"1\"", 1);
+        let mixed = format!("{text}/*--- cuda ---*/\n{kernel}");
+        let plan = text::parse(&mixed).unwrap();
+        check(&plan).unwrap();
+        assert_eq!(text::parse(&text::print(&plan)).unwrap(), plan);
+        let in_triton: Vec<String> = triton_kernels(&plan).into_iter().map(|kernel| kernel.name).collect();
+        assert_eq!(in_triton, ["scan", "scan"]);
+        assert_eq!(crate::kernels(&plan).into_iter().collect::<Vec<_>>(), ["again"]);
+        let unit = crate::cuda_translation_unit(&plan).unwrap();
+        assert!(unit.contains("void again(") && !unit.contains("import triton"), "{unit}");
+        for (from, to, expected) in [
+            (
+                "void again(",
+                "void other(",
+                "phases[1].launches[0].triton: a launch of a kernel in Triton needs",
+            ),
+            (
+                "kernel = \"again\"",
+                "kernel = \"absent\"",
+                "phases[1].launches[0].kernel: the source has no kernel",
+            ),
+            (
+                "threads = \"1\"",
+                "triton = { programs = \"1\" }",
+                "source: no launch has a kernel of the section `cuda`",
+            ),
+            ("#include \"dkb.cuh\"", "#include <stdio.h>", "source: "),
+        ] {
+            assert!(mixed.contains(from), "{from}");
+            let error = check(&text::parse(&mixed.replacen(from, to, 1)).unwrap()).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{from} -> {to}: {error}");
         }
     }

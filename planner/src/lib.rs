@@ -215,6 +215,7 @@ impl Ordered {
             result,
             finish: finish.clone(),
             source,
+            other_source: None,
         };
         Ok(Planned { plan, explain })
     }

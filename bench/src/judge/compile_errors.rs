@@ -1,7 +1,7 @@
 //! A compiler's output as the next round is told it: the first errors, with lines of the plan file, and the signatures
 //! of the primitives that were perhaps meant.
 
-use dkb_kernels::{SOURCE_NAME, TRITON_SOURCE_NAME, text};
+use dkb_kernels::{Framework, SOURCE_NAME, TRITON_SOURCE_NAME, text};
 
 use crate::prompt::signatures;
 
@@ -11,17 +11,19 @@ const ERRORS: usize = 5;
 /// Lines that are told of what a compiler adds to an error.
 const NOTES: usize = 3;
 
+/// Lines between two sections of a source.
+const SECTION_LINES: usize = 1;
+
 /// Signatures that are told of a primitive with several.
 const OVERLOADS: usize = 4;
 
 /// The first errors of a compiler's output about a candidate.
 pub(super) fn first_errors(log: &str, candidate: &str) -> String {
-    let header = header_lines(candidate);
     let lines: Vec<&str> = candidate.lines().collect();
     let mut out: Vec<String> = Vec::new();
     let (mut errors, mut notes, mut shown) = (0, 0, None);
     for line in log.lines() {
-        let (told, at) = in_file(line, header);
+        let (told, at) = in_file(line, candidate);
         if is_error(line) {
             errors += 1;
             if errors > ERRORS {
@@ -46,14 +48,19 @@ pub(super) fn first_errors(log: &str, candidate: &str) -> String {
 
 /// A message in which lines of the source are lines of the plan file.
 pub(super) fn with_file_lines(message: &str, candidate: &str) -> String {
-    let header = header_lines(candidate);
-    message.lines().map(|line| in_file(line, header).0).collect::<Vec<_>>().join("\n")
+    message.lines().map(|line| in_file(line, candidate).0).collect::<Vec<_>>().join("\n")
 }
 
-/// The lines in front of a plan's source.
-fn header_lines(candidate: &str) -> usize {
-    let source = text::parse(candidate).map_or(0, |plan| plan.source.len());
-    candidate[..candidate.len() - source].lines().count()
+/// The lines in front of the section of a plan's source in a language.
+fn lines_before(candidate: &str, framework: Framework) -> usize {
+    let lines = |text: &str| text.lines().count();
+    let Ok(plan) = text::parse(candidate) else { return lines(candidate) };
+    let behind = match &plan.other_source {
+        None => lines(&plan.source),
+        Some(second) if framework != plan.framework => lines(second),
+        Some(second) => lines(&plan.source) + SECTION_LINES + lines(second),
+    };
+    lines(candidate) - behind
 }
 
 fn is_error(line: &str) -> bool {
@@ -68,12 +75,12 @@ fn is_excerpt(line: &str, code: Option<&str>) -> bool {
 }
 
 /// A line of a compiler's output with places of the source as places of the file, and the first of these.
-fn in_file(line: &str, header: usize) -> (String, Option<usize>) {
+fn in_file(line: &str, candidate: &str) -> (String, Option<usize>) {
     let (mut out, mut rest, mut first) = (String::new(), line, None);
     while let Some(c) = rest.chars().next() {
         match place(rest) {
-            Some((number, behind)) => {
-                let at = number + header;
+            Some((framework, number, behind)) => {
+                let at = number + lines_before(candidate, framework);
                 first = first.or(Some(at));
                 out += &format!("line {at}");
                 rest = behind;
@@ -87,22 +94,24 @@ fn in_file(line: &str, header: usize) -> (String, Option<usize>) {
     (out, first)
 }
 
-/// The line of the source that a text begins with, as compilers write it, and what is behind it.
-fn place(text: &str) -> Option<(usize, &str)> {
-    if let Some(behind) = [SOURCE_NAME, TRITON_SOURCE_NAME].iter().find_map(|name| text.strip_prefix(name)) {
+/// The line of a section of the source that a text begins with, as compilers write it, and what is behind it.
+fn place(text: &str) -> Option<(Framework, usize, &str)> {
+    let names = [(SOURCE_NAME, Framework::Cuda), (TRITON_SOURCE_NAME, Framework::Triton)];
+    if let Some((behind, framework)) = names.iter().find_map(|(name, f)| Some((text.strip_prefix(name)?, *f)))
+    {
         if let Some(behind) = behind.strip_prefix('(') {
             let (number, behind) = leading_number(behind)?;
-            return Some((number, behind.strip_prefix(')')?));
+            return Some((framework, number, behind.strip_prefix(')')?));
         }
         let (number, behind) = leading_number(behind.strip_prefix(':')?)?;
         // g++ adds the column.
         let column = behind.strip_prefix(':').and_then(leading_number);
-        return Some((number, column.map_or(behind, |(_, behind)| behind)));
+        return Some((framework, number, column.map_or(behind, |(_, behind)| behind)));
     }
     let (number, behind) = leading_number(text.strip_prefix("line ")?)?;
     let behind = behind.strip_prefix(" of ")?;
     let of_source = ["plan.cu", "\"plan.cu\"", "the source"];
-    Some((number, of_source.iter().find_map(|of| behind.strip_prefix(of))?))
+    Some((Framework::Cuda, number, of_source.iter().find_map(|of| behind.strip_prefix(of))?))
 }
 
 fn leading_number(text: &str) -> Option<(usize, &str)> {
@@ -210,8 +219,13 @@ mod tests {
             told.contains("line 11: error: expected") && told.ends_with("    11 |   i64 x = ;"),
             "{told}"
         );
-        let told = first_errors("plan.py:2: `x` is not allowed here", PLAN);
+        let in_triton = PLAN.replacen("cuda", "triton", 1);
+        let told = first_errors("plan.py:2: `x` is not allowed here", &in_triton);
         assert_eq!(told, "line 9: `x` is not allowed here\n     9 |   atomic_addd(a, 1);");
+        let both = format!("{PLAN}/*--- triton ---*/\nimport triton\nx = y\n");
+        let told = first_errors("plan.py:2: `y` is not allowed here", &both);
+        assert_eq!(told, "line 14: `y` is not allowed here\n    14 | x = y");
+        assert!(first_errors("plan.cu(2): error: no", &both).starts_with("line 9: error: no"));
         let told = with_file_lines("line 1 of the source: `#include <a>`: no", PLAN);
         assert_eq!(told, "line 8: `#include <a>`: no");
     }

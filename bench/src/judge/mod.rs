@@ -165,7 +165,7 @@ impl Judge {
     /// known which of its phases is hot.
     ///
     /// # Errors
-    /// No such query, a device that cannot be opened, or level `core` in Triton.
+    /// No such query, or a device that cannot be opened.
     pub fn prompt(
         &self,
         query: &str,

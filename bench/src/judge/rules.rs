@@ -1,8 +1,6 @@
 //! What a candidate may change of the baseline plan, judged on the texts alone.
 
-use dkb_kernels::{Finish, Framework, Level, Phase, Plan, check, text};
-
-use crate::prompt::NO_TRITON_CORE;
+use dkb_kernels::{Finish, Framework, Launch, Level, Phase, Plan, check, text};
 
 /// Reads a candidate and checks it by itself, against the generated plan, and at level `core` against the baseline.
 ///
@@ -14,7 +12,6 @@ pub(super) fn read(candidate: &str, generated: &Plan, baseline: &Plan) -> Result
     keeps(&plan, generated)?;
     match plan.level {
         Level::Baseline => Err("level: a candidate is `core` or `full`".to_owned()),
-        Level::Core if plan.framework == Framework::Triton => Err(NO_TRITON_CORE.to_owned()),
         Level::Core => is_core(&plan, baseline),
         Level::Full => Ok(()),
     }?;
@@ -102,15 +99,32 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
             return differs(format!("buffer `{}`", buffer.name));
         }
     }
-    let hot: Vec<&str> = baseline.phases.iter().filter(|p| p.hot).flat_map(kernels).collect();
-    for kernel in baseline.phases.iter().flat_map(kernels).filter(|k| !hot.contains(k)) {
-        let text = definition(&baseline.source, kernel)
-            .ok_or_else(|| format!("the baseline's source has no kernel `{kernel}`"))?;
-        if definition(&plan.source, kernel) != Some(text) {
-            return differs(format!("kernel `{kernel}`"));
+    is_core_source(plan, baseline)
+}
+
+/// `core`: the kernels of all phases but the hot one are the baseline's.
+fn is_core_source(plan: &Plan, baseline: &Plan) -> Result<(), String> {
+    let differs = |what: String| Err(format!("{what}: at level `core` it must be the baseline's"));
+    let cuda = |plan| section(plan, Framework::Cuda);
+    let hot: Vec<&str> = baseline.phases.iter().filter(|p| p.hot).flat_map(launches).map(kernel).collect();
+    for launch in baseline.phases.iter().flat_map(launches).filter(|launch| !hot.contains(&kernel(launch))) {
+        let kernel = kernel(launch);
+        match launch.framework() {
+            Framework::Cuda => {
+                let text = definition(cuda(baseline), kernel)
+                    .ok_or_else(|| format!("the baseline's source has no kernel `{kernel}`"))?;
+                if definition(cuda(plan), kernel) != Some(text) {
+                    return differs(format!("kernel `{kernel}`"));
+                }
+            }
+            // What a kernel calls may stand anywhere in its section.
+            Framework::Triton if section(plan, Framework::Triton) != section(baseline, Framework::Triton) => {
+                return differs(format!("the section in Triton, which has kernel `{kernel}`"));
+            }
+            Framework::Triton => {}
         }
     }
-    let directive = plan.source.lines().map(str::trim_start).find(|line| {
+    let directive = cuda(plan).lines().map(str::trim_start).find(|line| {
         line.starts_with('#') && *line != "#include \"dkb.cuh\"" && !line.starts_with("#pragma unroll")
     });
     match directive {
@@ -121,15 +135,24 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
     }
 }
 
+/// The plan's source in a language; empty if there is none.
+fn section(plan: &Plan, framework: Framework) -> &str {
+    plan.section(framework).unwrap_or_default()
+}
+
 fn hot_phases(plan: &Plan) -> Vec<&str> {
     plan.phases.iter().filter(|p| p.hot).map(|p| p.name.as_str()).collect()
 }
 
-fn kernels(phase: &Phase) -> impl Iterator<Item = &str> {
-    phase.launches.iter().chain(&phase.merge).map(|launch| launch.kernel.as_str())
+fn launches(phase: &Phase) -> impl Iterator<Item = &Launch> {
+    phase.launches.iter().chain(&phase.merge)
 }
 
-/// The text of a kernel's definition: from its `extern "C"` to the brace that closes it.
+fn kernel(launch: &Launch) -> &str {
+    &launch.kernel
+}
+
+/// The text of the definition of a kernel in CUDA C++: from its `extern "C"` to the brace that closes it.
 fn definition<'s>(source: &'s str, kernel: &str) -> Option<&'s str> {
     let start = source.find(&format!("extern \"C\" __global__ void {kernel}("))?;
     let mut depth = 0usize;

@@ -10,7 +10,6 @@ use dkb_runtime::tpch::workload;
 use super::http::{self, Http, HttpOptions, Protocol};
 use super::provider::{Exec, Mailbox, Provider, ProviderName, Replay};
 use super::{Config, Prices};
-use crate::prompt::NO_TRITON_CORE;
 use crate::verdict::{Environment, Run};
 
 /// The wait after the first failed request.
@@ -109,15 +108,12 @@ impl SynthesizeArgs {
     /// What to do, given who wrote the baseline plans (see [`Run::baseline`]) and where it will be judged.
     ///
     /// # Errors
-    /// A query is not known, or level `core` in Triton.
+    /// A query is not known.
     pub fn config(&self, baseline: String, environment: Environment) -> Result<Config> {
         let known: Vec<String> = workload::queries().into_iter().map(|query| query.name).collect();
         let queries = if self.query == ["all"] { known.clone() } else { self.query.clone() };
         if let Some(query) = queries.iter().find(|query| !known.contains(query)) {
             bail!("--query: there is no query {query:?}: give all, or names among {}", known.join(","));
-        }
-        if (self.level, self.framework) == (Level::Core, Framework::Triton) {
-            bail!(NO_TRITON_CORE);
         }
         let mut without = self.without.clone();
         without.sort_unstable();

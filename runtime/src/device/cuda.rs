@@ -23,7 +23,7 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use dkb_kernels::{Builtin, Elem, Framework, Plan};
 
 use self::arena::Arena;
-use self::module::{CudaModule, Function, TRITON_EXTRA_ARGS, TritonModule};
+use self::module::{Code, CudaModule, Function, Place, TRITON_EXTRA_ARGS, TritonModule};
 pub(crate) use self::peer::CudaLinks;
 use self::scrub::Scrub;
 use self::staging::Staging;
@@ -236,7 +236,7 @@ impl CudaDevice {
         &self,
         source: &str,
         kernels: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Arc<dyn Module>, DeviceError> {
+    ) -> Result<Arc<CudaModule>, DeviceError> {
         let module = self.module(&nvrtc::cached_cubin(source, &self.gpu.arch)?)?;
         for kernel in kernels {
             // Loads its code now rather than within a timed or captured run; a missing kernel is reported
@@ -399,19 +399,27 @@ impl Device for CudaDevice {
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
-        if plan.framework == Framework::Triton {
+        let in_cuda = || {
+            let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
+            self.compiled(&source, dkb_kernels::kernels(plan))
+        };
+        let in_triton = || {
             let kernels = triton::cached(plan, &self.gpu.arch)?;
             self.bind()?;
             let load =
                 || TritonModule::load(&self.gpu, &kernels.compiled).map_err(|(call, e)| self.error(&call, e));
-            return Ok(self.gpu.triton_modules.get_or_make(&kernels.key, load)?);
-        }
-        let source = dkb_kernels::cuda_translation_unit(plan).map_err(super::bad_source)?;
-        self.compiled(&source, dkb_kernels::kernels(plan))
+            self.gpu.triton_modules.get_or_make(&kernels.key, load)
+        };
+        let has = |framework| plan.section(framework).is_some();
+        let cuda = has(Framework::Cuda).then(in_cuda).transpose()?;
+        let triton = has(Framework::Triton).then(in_triton).transpose()?;
+        Ok(Arc::new(Code::new(cuda, triton)))
     }
 
     fn compile_builtin(&self, builtin: &Builtin) -> Result<Arc<dyn Module>, DeviceError> {
-        self.compiled(&dkb_kernels::cuda_builtin_unit(builtin), builtin.kernels.iter().copied())
+        let kernels = builtin.kernels.iter().copied();
+        let module = self.compiled(&dkb_kernels::cuda_builtin_unit(builtin), kernels)?;
+        Ok(Arc::new(Code::new(Some(module), None)))
     }
 
     fn alloc(&self, bytes: usize) -> Result<Box<dyn Memory>, DeviceError> {
@@ -425,10 +433,9 @@ impl Device for CudaDevice {
 
     fn resources(&self, module: &dyn Module, kernel: &str) -> Option<Resources> {
         self.bind().ok()?;
-        let module = module.as_any();
-        match module.downcast_ref::<CudaModule>() {
-            Some(module) => module.function(kernel).ok()?.resources(),
-            None => module.downcast_ref::<TritonModule>()?.function(kernel, &[])?.resources(),
+        match module.as_any().downcast_ref::<Code>()?.place(kernel)? {
+            Place::Cuda(module) => module.function(kernel).ok()?.resources(),
+            Place::Triton(module) => module.function(kernel, &[])?.resources(),
         }
     }
 
@@ -527,14 +534,14 @@ impl Device for CudaDevice {
     }
 
     fn launch(&self, module: &dyn Module, kernel: &str, work: u64, args: &[u64]) -> Result<(), DeviceError> {
-        let module = module.as_any();
-        if let Some(module) = module.downcast_ref::<CudaModule>() {
-            self.launch_in(module, kernel, work, args)
-        } else if let Some(module) = module.downcast_ref::<TritonModule>() {
-            self.launch_programs(module, kernel, work, args)
-        } else {
+        let Some(code) = module.as_any().downcast_ref::<Code>() else {
             let call = format!("launch of `{kernel}`");
-            Err(self.failure(&call, "the module was compiled for another kind of device"))
+            return Err(self.failure(&call, "the module was compiled for another kind of device"));
+        };
+        match code.place(kernel) {
+            Some(Place::Cuda(module)) => self.launch_in(module, kernel, work, args),
+            Some(Place::Triton(module)) => self.launch_programs(module, kernel, work, args),
+            None => Err(DeviceError::NoKernel(kernel.to_owned())),
         }
     }
 

@@ -185,8 +185,8 @@ impl Device for HostDevice {
     }
 
     fn compile(&self, plan: &Plan) -> Result<Arc<dyn Module>, DeviceError> {
-        if plan.framework == Framework::Triton {
-            let text = "plans in Triton run on GPUs only: use --device cuda";
+        if plan.section(Framework::Triton).is_some() {
+            let text = "kernels in Triton run on GPUs only: use --device cuda";
             return Err(DeviceError::Unavailable(text.to_owned()));
         }
         self.library(&dkb_kernels::host_translation_unit(plan).map_err(super::bad_source)?)

@@ -1,4 +1,4 @@
-//! Triton: a plan's Python source to machine code of one architecture. Needs `python3` with the package `triton`, and
+//! Triton: the section of a plan's source in Python to machine code of one architecture. Needs `python3` with the package `triton`, and
 //! no GPU.
 //!
 //! Invariant: `triton_compile.py` has checked a source against its allow-list before Python or Triton reads it. It
@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::{fs, io};
 
-use dkb_kernels::{Plan, TRITON_SOURCE_NAME, TritonKernel, triton_constants, triton_kernels};
+use dkb_kernels::{Framework, Plan, TRITON_SOURCE_NAME, TritonKernel, triton_constants, triton_kernels};
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, DiskCache, SharedMap};
@@ -47,7 +47,7 @@ pub struct Compiled {
     pub image: Vec<u8>,
 }
 
-/// The kernels of a plan and the key of what they were made from.
+/// A plan's kernels in Triton and the key of what they were made from.
 pub(super) struct Kernels {
     pub(super) key: String,
     pub(super) compiled: Arc<Vec<Compiled>>,
@@ -71,7 +71,7 @@ pub fn version() -> Result<String, DeviceError> {
     Ok(format!("Triton {}", toolchain()?.version))
 }
 
-/// Checks a plan's source against the allow-list. Needs Python without Triton.
+/// Checks a plan's source in Triton against the allow-list. Needs Python without Triton.
 ///
 /// # Errors
 /// [`DeviceError::Compile`] with the line; [`DeviceError::Unavailable`] without Python.
@@ -80,7 +80,7 @@ pub fn check(plan: &Plan) -> Result<(), DeviceError> {
     run(&python, "Triton", plan, &request(plan, 0), "check").map(drop)
 }
 
-/// Compiles the kernels of a plan for `arch`, such as `sm_90`, without any cache.
+/// Compiles a plan's kernels in Triton for `arch`, such as `sm_90`, without any cache.
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] without Triton; [`DeviceError::Compile`] with lines of the plan's source.
@@ -96,7 +96,7 @@ pub fn compile(plan: &Plan, arch: &str) -> Result<Vec<Compiled>, DeviceError> {
 pub(super) fn cached(plan: &Plan, arch: &str) -> Result<Kernels, DeviceError> {
     static KERNELS: SharedMap<Vec<Compiled>> = SharedMap::new();
     let request = request(plan, capability(arch)?);
-    let key = cache::key(&[SCRIPT, &plan.source, &request, &toolchain()?.version]);
+    let key = cache::key(&[SCRIPT, source(plan), &request, &toolchain()?.version]);
     let compiled = KERNELS.get_or_make(&key, || {
         let disk = DiskCache::from_env();
         let name = format!("{key}.triton");
@@ -151,6 +151,11 @@ fn capability(arch: &str) -> Result<u32, DeviceError> {
     number.ok_or_else(|| call_error("compiling", format!("`{arch}` is not an architecture like sm_90")))
 }
 
+/// The plan's source in Triton; empty if there is none.
+fn source(plan: &Plan) -> &str {
+    plan.section(Framework::Triton).unwrap_or_default()
+}
+
 /// What the script is asked for, see there.
 fn request(plan: &Plan, arch: u32) -> String {
     #[derive(Serialize)]
@@ -182,7 +187,7 @@ fn run(
 ) -> Result<Vec<u8>, DeviceError> {
     let files = |e: io::Error| call_error("compiling in a folder for temporary files", e);
     let scratch = tempfile::tempdir().map_err(files)?;
-    fs::write(scratch.path().join(TRITON_SOURCE_NAME), &plan.source).map_err(files)?;
+    fs::write(scratch.path().join(TRITON_SOURCE_NAME), source(plan)).map_err(files)?;
     fs::write(scratch.path().join("request"), request).map_err(files)?;
     fs::write(scratch.path().join("kernels"), "").map_err(files)?;
     let output = python3(python, scratch.path(), &[mode, "request", "kernels"])

@@ -49,6 +49,39 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+/// Loaded code: a module for each language in which there are kernels.
+pub(super) struct Code {
+    cuda: Option<Arc<CudaModule>>,
+    triton: Option<Arc<TritonModule>>,
+}
+
+/// Where a kernel is.
+pub(super) enum Place<'a> {
+    Cuda(&'a CudaModule),
+    Triton(&'a TritonModule),
+}
+
+impl Module for Code {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl Code {
+    pub(super) fn new(cuda: Option<Arc<CudaModule>>, triton: Option<Arc<TritonModule>>) -> Code {
+        Code { cuda, triton }
+    }
+
+    /// Where a kernel is, or may be: whether a module from CUDA C++ has it shows when it is asked for. The checker
+    /// lets no plan launch kernels of one name in both languages.
+    pub(super) fn place(&self, kernel: &str) -> Option<Place<'_>> {
+        match &self.triton {
+            Some(triton) if triton.has(kernel) => Some(Place::Triton(triton)),
+            _ => self.cuda.as_deref().map(Place::Cuda),
+        }
+    }
+}
+
 pub(super) struct CudaModule {
     handle: sys::CUmodule,
     /// Keeps the context alive, and says how to unload.
@@ -64,12 +97,6 @@ pub(super) struct CudaModule {
 unsafe impl Send for CudaModule {}
 // SAFETY: as above; the map is behind a lock.
 unsafe impl Sync for CudaModule {}
-
-impl Module for CudaModule {
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
-}
 
 impl CudaModule {
     /// Loads a cubin into the bound context.
@@ -108,7 +135,7 @@ impl CudaModule {
     }
 }
 
-/// The kernels of a plan in Triton.
+/// A plan's kernels in Triton.
 pub(super) struct TritonModule {
     /// By name; the plain variant before the one that relies on divisible arguments.
     kernels: HashMap<String, Vec<Variant>>,
@@ -119,12 +146,6 @@ struct Variant {
     function: Function,
     /// Keeps the function loaded.
     _module: CudaModule,
-}
-
-impl Module for TritonModule {
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
 }
 
 /// Parameters behind those of the source: addresses of global and of profiler scratch memory, null where a kernel
@@ -165,6 +186,10 @@ impl TritonModule {
             kernels.entry(name.clone()).or_default().push(variant);
         }
         Ok(TritonModule { kernels })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.kernels.contains_key(name)
     }
 
     /// The variant of a kernel that relies on no more than these arguments give.
