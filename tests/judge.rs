@@ -133,10 +133,36 @@ fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
     let (outcome, said) = judged(&changed);
     assert!(outcome == "wrong" && said.contains("discount"), "{said}");
     let triton = include_str!("../prompts/example-triton.plan");
-    let (outcome, said) = judged(&triton.replacen("level = \"full\"", "level = \"core\"", 1));
-    assert!(outcome == "refused" && said.contains("choose level `full` for Triton"), "{said}");
     let (outcome, said) = judged(triton);
     assert!(outcome != "refused" && said.contains("rules: kept") && said.contains("GPUs only"), "{said}");
+}
+
+#[test]
+fn a_core_in_triton_keeps_the_kernels_of_other_phases() {
+    let written = include_str!("../kernels/specialized/candidates/q06-core-triton.plan");
+    let (_, hot) = written.split_once("/*--- triton ---*/\n").expect("two sections");
+    let launch = "kernel = \"a1_group\"\nthreads = \"rows\"\n";
+    let programs = "kernel = \"a1_group\"\ntriton = { programs = \"(rows + 16383) / 16384\", \
+                    constexprs = { ROWS = 16384, BLOCK = 2048 } }\n";
+    let generated = honest("q06").replacen("level = \"full\"", "level = \"core\"", 1);
+    assert!(generated.contains(launch));
+    let plan = format!("{}/*--- triton ---*/\n{hot}", generated.replacen(launch, programs, 1));
+    let (outcome, said) = judged("q06", &plan, &["--no-timing"]);
+    assert!(outcome != "refused" && said.contains("rules: kept") && said.contains("GPUs only"), "{said}");
+    let others = "kernel = \"result_rows\"\nthreads = \"rows\"\n";
+    for (from, to, word) in [
+        ("const i64 v6 = a1_sum_0[0];", "const i64 v6 = a1_sum_0[0] + 0;", "kernel `result_rows`"),
+        ("#include \"dkb.cuh\"\n", "#include \"dkb.cuh\"\n#define append(x) 0\n", "the only directives"),
+        (others, "kernel = \"a1_group\"\nthreads = \"rows\"\n", "another launch of `a1_group`"),
+        (others, "kernel = \"sums\"\ntriton = { programs = \"1\" }\n", "phase `result_rows`"),
+        ("/*--- triton ---*/", "/*--- python ---*/", "only launches of kernels in Triton"),
+        ("/*--- triton ---*/", "/*--- cuda ---*/", "a second section `cuda`"),
+        ("import triton\n", "import triton\n/*--- triton ---*/\n", "a second section `triton`"),
+    ] {
+        assert!(plan.contains(from), "{from}");
+        let (outcome, said) = judged("q06", &plan.replacen(from, to, 1), &["--no-timing"]);
+        assert!(outcome == "refused" && said.contains(word), "{from} -> {to}: {said}");
+    }
 }
 
 #[test]

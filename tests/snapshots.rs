@@ -95,6 +95,7 @@ fn prompts_match_the_stored_ones() {
     let (core, full, cuda, triton) = (Level::Core, Level::Full, Framework::Cuda, Framework::Triton);
     match_the_stored_ones([
         ("prompt-core-cuda.md".to_owned(), prompt(core, cuda, Some(0.9), &[])),
+        ("prompt-core-triton.md".to_owned(), prompt(core, triton, Some(0.9), &[])),
         ("prompt-full-cuda-without-gpu-data.md".to_owned(), prompt(full, cuda, None, &["gpu", "data"])),
         ("prompt-full-triton.md".to_owned(), prompt(full, triton, Some(0.9), &[])),
     ]);
@@ -108,9 +109,8 @@ fn prompts_hold_the_blocks_that_are_asked_for() {
         let block = |head: &str| known.into_iter().find(|k| head.trim_start_matches("## ").starts_with(k));
         heads.filter_map(block).collect::<Vec<_>>()
     };
-    for (level, framework) in
-        [(Level::Core, Framework::Cuda), (Level::Full, Framework::Cuda), (Level::Full, Framework::Triton)]
-    {
+    let levels = [Level::Core, Level::Full];
+    for (level, framework) in levels.into_iter().flat_map(|level| Framework::ALL.map(|f| (level, f))) {
         for without in [&[][..], &["gpu"], &["data"], &["gpu", "data"]] {
             let text = prompt(level, framework, Some(0.5), without);
             let all = ["Level", "Framework", "GPU", "Environment", "Data"];

@@ -141,6 +141,18 @@ fn sources_that_are_not_plain_kernels_are_refused() {
 }
 
 #[test]
+fn the_section_in_triton_alone_is_checked_as_python() {
+    let cuda = |source: &str| Plan { other_source: Some(source.to_owned()), ..plan(&SOURCE) };
+    if triton::check(&cuda("int a;\n")).is_err_and(|error| lacks(&error)) {
+        return;
+    }
+    assert_eq!(message(&cuda("#include \"dkb.cuh\"\nimport os;\n")), None);
+    let first =
+        Plan { framework: Framework::Cuda, source: "int a;\n".to_owned(), ..cuda(&with_top("import os")) };
+    assert!(message(&first).is_some_and(|text| text.contains("plan.py:10: the only imports are")));
+}
+
+#[test]
 fn plain_kernels_are_allowed() {
     if triton::check(&plan(&SOURCE)).is_err_and(|error| lacks(&error)) {
         return;
@@ -193,7 +205,7 @@ fn written_plans_compile_to_cubins() {
         return;
     }
     for (path, plan) in written_plans() {
-        if plan.framework == Framework::Triton {
+        if plan.section(Framework::Triton).is_some() {
             println!("{}", path.display());
             cubins(&plan);
         }
@@ -220,6 +232,9 @@ fn compile_errors_give_the_line_of_the_source() {
 
 #[test]
 fn host_devices_refuse_triton() {
-    let refused = HostDevice::new(0, 1, 1 << 20).compile(&plan(&SOURCE)).err().map(|e| e.to_string());
-    assert_eq!(refused.as_deref(), Some("plans in Triton run on GPUs only: use --device cuda"));
+    let core = include_str!("../kernels/specialized/candidates/q06-core-triton.plan");
+    for plan in [plan(&SOURCE), text::parse(core).expect("the plan is one")] {
+        let refused = HostDevice::new(0, 1, 1 << 20).compile(&plan).err().map(|e| e.to_string());
+        assert_eq!(refused.as_deref(), Some("kernels in Triton run on GPUs only: use --device cuda"));
+    }
 }

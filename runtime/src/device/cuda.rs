@@ -792,6 +792,19 @@ mod tests {
         let most = device.launch(&*module, "scan", 1 << 31, &[0, 0, 0, 0]).unwrap_err().to_string();
         assert!(most.contains("more than 2147483647"), "{most}");
         assert!(matches!(device.launch(&*module, "gone", 1, &[]), Err(DeviceError::NoKernel(_))));
+
+        let source =
+            "extern \"C\" __global__ void negate(i64* total) { if (block_leader()) *total = -*total; }\n";
+        let plan = dkb_kernels::text::parse(&format!("{TRITON_PLAN}/*--- cuda ---*/\n{source}")).unwrap();
+        let both = device.compile(&plan).unwrap();
+        device.fill(&*total, Elem::I64, 0, 1).unwrap();
+        device.launch(&*both, "scan", 1, &[200, params.address(), a.address(), total.address()]).unwrap();
+        device.launch(&*both, "negate", 1, &[total.address()]).unwrap();
+        let mut found = [0; 8];
+        device.download(&*total, 0, &mut found).unwrap();
+        assert_eq!(i64::from_le_bytes(found), -(100..200).sum::<i64>());
+        assert!(matches!(device.launch(&*both, "gone", 1, &[]), Err(DeviceError::NoKernel(_))));
+        assert!(["scan", "negate"].iter().all(|kernel| device.resources(&*both, kernel).is_some()));
     }
 
     #[test]
