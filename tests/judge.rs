@@ -149,14 +149,11 @@ fn a_core_in_triton_keeps_the_kernels_of_other_phases() {
     let plan = format!("{}/*--- triton ---*/\n{hot}", generated.replacen(launch, programs, 1));
     let (outcome, said) = judged("q06", &plan, &["--no-timing"]);
     assert!(outcome != "refused" && said.contains("rules: kept") && said.contains("GPUs only"), "{said}");
-    let others = "kernel = \"result_rows\"\nthreads = \"rows\"\n";
+    let launch = "kernel = \"result_rows\"\nthreads = \"rows\"\n";
     for (from, to, word) in [
         ("const i64 v6 = a1_sum_0[0];", "const i64 v6 = a1_sum_0[0] + 0;", "kernel `result_rows`"),
         ("#include \"dkb.cuh\"\n", "#include \"dkb.cuh\"\n#define append(x) 0\n", "the only directives"),
-        (others, "kernel = \"a1_group\"\nthreads = \"rows\"\n", "another launch of `a1_group`"),
-        (others, "kernel = \"sums\"\ntriton = { programs = \"1\" }\n", "phase `result_rows`"),
-        ("/*--- triton ---*/", "/*--- python ---*/", "only launches of kernels in Triton"),
-        ("/*--- triton ---*/", "/*--- cuda ---*/", "a second section `cuda`"),
+        (launch, "kernel = \"result_rows\"\nthreads = \"2 * rows\"\n", "phase `result_rows`"),
         ("import triton\n", "import triton\n/*--- triton ---*/\n", "a second section `triton`"),
     ] {
         assert!(plan.contains(from), "{from}");
