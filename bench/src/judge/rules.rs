@@ -166,3 +166,48 @@ fn definition<'s>(source: &'s str, kernel: &str) -> Option<&'s str> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_in_triton_keeps_all_but_the_hot_phase() {
+        let generated = include_str!("../../../tests/snapshots/q06.plan");
+        let baseline = text::parse(generated).unwrap();
+        let written = include_str!("../../../kernels/specialized/candidates/q06-core-triton.plan");
+        let (_, hot) = written.split_once("/*--- triton ---*/\n").unwrap();
+        let plan = generated.replacen("level = \"baseline\"", "level = \"core\"", 1).replacen(
+            "\nthreads = \"rows\"",
+            "\ntriton = { programs = \"1\", constexprs = { ROWS = 16, BLOCK = 16 } }",
+            1,
+        ) + "/*--- triton ---*/\n"
+            + hot;
+        let judged = |plan: &str| read(plan, &baseline, &baseline).map(drop);
+        assert_eq!(judged(&plan), Ok(()));
+        for (from, to, word) in [
+            ("const i64 v6 = a1_sum_0[0];", "const i64 v6 = a1_sum_0[0] + 0;", "kernel `result_rows`"),
+            ("void result_rows(", "void results(", "kernel `result_rows`"),
+            ("#include \"dkb.cuh\"\n", "#include \"dkb.cuh\"\n#define append(x) 0\n", "the only directives"),
+            ("threads = \"rows\"", "threads = \"2 * rows\"", "phase `result_rows`"),
+            ("import triton\n", "import triton\n/*--- triton ---*/\n", "a second section `triton`"),
+        ] {
+            assert!(plan.contains(from), "{from}");
+            let reason = judged(&plan.replacen(from, to, 1)).unwrap_err();
+            assert!(reason.contains(word), "{from} -> {to}: {reason}");
+        }
+        // A baseline may have kernels in Triton in other phases.
+        let other = plan.replacen("level = \"core\"", "level = \"full\"", 1);
+        let swapped = other.replacen("\nhot = true", "", 1).replacen(
+            "on = \"partitions\"\n\n[[phases.launches]]\nkernel = \"result_rows\"",
+            "on = \"partitions\"\nhot = true\n\n[[phases.launches]]\nkernel = \"result_rows\"",
+            1,
+        );
+        let baseline = text::parse(&swapped).unwrap();
+        let plan = swapped.replacen("level = \"full\"", "level = \"core\"", 1);
+        assert_eq!(read(&plan, &baseline, &baseline).map(drop), Ok(()));
+        let reason =
+            read(&plan.replacen("sem=\"relaxed\"", "sem=\"acq_rel\"", 1), &baseline, &baseline).unwrap_err();
+        assert!(reason.contains("the section in Triton"), "{reason}");
+    }
+}
