@@ -19,12 +19,22 @@ const LEAST_SLOTS: f64 = (1 << 20) as f64;
 /// Register sums: groups times accumulators times words at most.
 const REGISTER_WORDS: u128 = 96;
 
+/// The integers that a key can be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct KeyRange {
+    pub(crate) range: Range,
+    /// Table and column whose smallest and largest value these are, if the key is a column.
+    pub(crate) column: Option<(usize, usize)>,
+}
+
 /// The values of a key part: `min..min + span`, where NULL, if possible, takes the first place.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Domain {
     pub(crate) min: i128,
     pub(crate) span: u128,
     pub(crate) nullable: bool,
+    /// Table and column whose values end where the domain does.
+    pub(crate) column: Option<(usize, usize)>,
 }
 
 /// How an aggregate finds a group's accumulators.
@@ -178,11 +188,51 @@ impl Cell {
 }
 
 impl Emitter<'_> {
+    /// The integers that a key can be, if they are bounded.
+    pub(crate) fn key_range(&self, e: &Expr) -> Option<KeyRange> {
+        let range = self.range(e)?;
+        let ends = |(t, c): &(usize, usize)| {
+            let stats = &self.tables[*t].columns[*c];
+            stats.min.zip(stats.max) == Some(range)
+        };
+        let column = e.as_column().and_then(|id| self.columns[id].origin).filter(ends);
+        Some(KeyRange { range, column })
+    }
+
+    /// The number of values of a domain as a length: by the largest value of its column, if it has one.
+    pub(crate) fn span_len(&self, domain: Domain) -> String {
+        let of_column = || {
+            let (t, c) = domain.column?;
+            let table = &self.tables[t];
+            // In lengths a negative value is 0, and none has more than 64 bits.
+            let max = u64::try_from(table.columns[c].max?).ok()?;
+            let max_len = format!("max({}.{})", table.name, table.schema.field(c).name());
+            Some(match (domain.span.checked_sub(max.into()), u128::from(max).checked_sub(domain.span)) {
+                (Some(0), _) => max_len,
+                (Some(more), _) => format!("{max_len} + {more}"),
+                (None, less) => format!("{max_len} - {}", less?),
+            })
+        };
+        of_column().unwrap_or_else(|| domain.span.to_string())
+    }
+
+    /// The length of the arrays of a state that are indexed by a key of these parts.
+    pub(crate) fn keys_len(&self, state: &str, domains: &[Domain]) -> String {
+        match domains {
+            _ if self.part_domain(state).is_some() => PART_KEYS.to_owned(),
+            [domain] => self.span_len(*domain),
+            _ => domains.iter().map(|d| d.span).product::<u128>().to_string(),
+        }
+    }
+
     /// The domain of a key value, if it is bounded.
     pub(crate) fn domain(&self, e: &Expr, v: &Value) -> Option<Domain> {
+        let mut column = None;
         let (min, span) = match v.form {
             Form::Int(_) => {
-                let (min, max) = self.range(e)?;
+                let keys = self.key_range(e)?;
+                column = keys.column;
+                let (min, max) = keys.range;
                 (min, u128::try_from(max.checked_sub(min)?.checked_add(1)?).ok()?)
             }
             Form::Bool => (0, 2),
@@ -194,7 +244,7 @@ impl Emitter<'_> {
             Form::Float | Form::Text | Form::Packed => return None,
         };
         let nullable = v.null.is_some();
-        Some(Domain { min, span: span + u128::from(nullable), nullable })
+        Some(Domain { min, span: span + u128::from(nullable), nullable, column })
     }
 
     /// The place of a value in its domain, as u64; the value is known to lie in it.
@@ -309,9 +359,10 @@ impl Emitter<'_> {
         let len = match &groups {
             Groups::Scalar => "1".to_owned(),
             Groups::Direct { slots } => {
-                let slots = u64::try_from(*slots)
+                u64::try_from(*slots)
                     .map_err(|_| PlanError::Unsupported("more groups than can be numbered".to_owned()))?;
-                let value = part.map_or(slots.to_string(), |_| PART_KEYS.to_owned());
+                let parts: Vec<Domain> = domains.iter().flatten().copied().collect();
+                let value = self.keys_len(&name, &parts);
                 self.sizes.insert(name.clone(), dkb_kernels::Size { value, counter: None, pow2: false });
                 name.clone()
             }
@@ -468,7 +519,7 @@ impl Emitter<'_> {
             if let Some(id) = division_key {
                 let e = key_expr(self, id);
                 let v = self.group_value(&mut pipe, &e)?;
-                self.meet_state(&mut pipe, &name, &v, self.range(&e));
+                self.meet_state(&mut pipe, &name, &v, self.key_range(&e));
             }
             let slot = self.group_slot(&mut pipe, &name, &groups, &keys, &key_columns)?;
             match (&groups, few) {
@@ -729,7 +780,7 @@ impl Emitter<'_> {
         if pipe.touches.iter().any(|t| t.state == name) {
             return;
         }
-        pipe.touches.push(Touch { state: name.to_owned(), key: format!("{name}_key"), range: None });
+        pipe.touches.push(Touch { state: name.to_owned(), key: format!("{name}_key"), keys: None });
         if self.is_divided_by_hash(name) {
             let (part, parts) = (pipe.arg(Arg::Part), pipe.arg(Arg::Parts));
             pipe.skip_if(format!("!in_part({hash}({name}_key), {part}, {parts})"));
@@ -907,13 +958,13 @@ impl Emitter<'_> {
         self.bring(state, &mut pipe, agg, slot);
         if let Some(by) = state.by {
             // The groups of a part are those of its keys.
-            let key = &pipe.env[&agg.keys[by]];
-            let (state, range) = (state.name.clone(), self.columns[agg.keys[by]].range);
-            let touch = Touch { state, key: key.code.clone(), range };
+            let id = agg.keys[by];
+            let keys = self.key_range(&Expr::col(id, self.columns[id].ty));
+            let touch = Touch { state: state.name.clone(), key: pipe.env[&id].code.clone(), keys };
             pipe.in_part.insert(touch.key.clone());
             pipe.touches.push(touch);
         } else {
-            pipe.touches.push(Touch { state: state.name.clone(), key: "slot".to_owned(), range: None });
+            pipe.touches.push(Touch { state: state.name.clone(), key: "slot".to_owned(), keys: None });
         }
         let keys: BTreeSet<ColId> = agg.keys.iter().copied().collect();
         pipe.dependencies.push((keys, agg.accs.iter().map(|a| a.id).collect()));

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dkb_kernels::{Arg, Elem};
 
-use crate::aggregate::Domain;
+use crate::aggregate::{Domain, KeyRange};
 use crate::divide::Touch;
 use crate::emit::{Emitter, Stored};
-use crate::ir::{ColId, Range};
+use crate::ir::ColId;
 use crate::pipe::{Form, Pipe, Value};
 
 /// A column that a build side holds for the value of a unique key.
@@ -21,7 +21,8 @@ pub(crate) struct Derived {
     pub(crate) lookup: String,
     pub(crate) ranked: bool,
     pub(crate) domain: Domain,
-    pub(crate) range: Option<Range>,
+    /// The values by which it is looked up.
+    pub(crate) met: Option<KeyRange>,
     pub(crate) stored: Stored,
 }
 
@@ -95,7 +96,7 @@ impl Emitter<'_> {
         (key, needs): &(Value, Vec<Arg>),
     ) -> (Value, Vec<Arg>) {
         let name = &derived.lookup;
-        pipe.touches.push(Touch { state: name.clone(), key: key.code.clone(), range: derived.range });
+        pipe.touches.push(Touch { state: name.clone(), key: key.code.clone(), keys: derived.met });
         let place = Self::place(&Value { null: None, ..key.clone() }, derived.domain);
         let (place, mut args) = self.local(name, place);
         let row = match derived.ranked {

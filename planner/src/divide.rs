@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dkb_kernels::{Arg, On, Phase, Shard, Size};
 
-use crate::aggregate::Domain;
+use crate::aggregate::{Domain, KeyRange};
 use crate::emit::{Emitter, Fault};
 use crate::ir::Range;
 use crate::pipe::{Form, Pipe, Value};
@@ -45,7 +45,7 @@ pub(crate) struct Touch {
     /// The key's value, as C++.
     pub(crate) key: String,
     /// The values that it can take; None where they are unknown or no integers.
-    pub(crate) range: Option<Range>,
+    pub(crate) keys: Option<KeyRange>,
 }
 
 /// Phases that run once a part, and those before the last of them that are moved in front.
@@ -59,7 +59,7 @@ impl Emitter<'_> {
     /// The size of the key ranges, if state is divided by such.
     pub(crate) fn declare_part(&mut self) {
         if let Some(keys) = self.divided.and_then(|d| d.keys) {
-            let value = format!("({} + parts - 1) / parts", keys.span);
+            let value = format!("({} + parts - 1) / parts", self.span_len(keys));
             self.sizes.insert(PART_KEYS.to_owned(), Size { value, counter: None, pow2: false });
         }
     }
@@ -75,9 +75,9 @@ impl Emitter<'_> {
     }
 
     /// Notes that the pipeline fills or reads a state by a key. Skips the row if that is a key of another part.
-    pub(crate) fn meet_state(&self, pipe: &mut Pipe, state: &str, key: &Value, range: Option<Range>) {
-        let range = range.filter(|_| matches!(key.form, Form::Int(_)));
-        pipe.touches.push(Touch { state: state.to_owned(), key: key.code.clone(), range });
+    pub(crate) fn meet_state(&self, pipe: &mut Pipe, state: &str, key: &Value, keys: Option<KeyRange>) {
+        let keys = keys.filter(|_| matches!(key.form, Form::Int(_)));
+        pipe.touches.push(Touch { state: state.to_owned(), key: key.code.clone(), keys });
         let Some(keys) = self.part_domain(state) else { return };
         if !pipe.in_part.insert(key.code.clone()) {
             return;
@@ -159,15 +159,18 @@ impl Emitter<'_> {
         let met = |t: &&Touch| states.iter().any(|s| s.name == t.state);
         let touches = self.touches.iter().flat_map(|(_, list)| list).filter(met);
         let mut all: Option<Range> = None;
-        for touch in touches {
-            let (lo, hi) = touch.range?;
+        for touch in touches.clone() {
+            let (lo, hi) = touch.keys?.range;
             all = Some(all.map_or((lo, hi), |(a, b)| (a.min(lo), b.max(hi))));
         }
         let (min, max) = all?;
+        let whole = touches.filter_map(|t| t.keys).filter(|keys| keys.range == (min, max));
+        // The keys of the smallest table are those to which the others' refer.
+        let column = whole.filter_map(|keys| keys.column).min_by_key(|(t, _)| self.tables[*t].rows);
         let span = u128::try_from(max.checked_sub(min)?.checked_add(1)?).ok()?;
         let largest = states.iter().filter_map(|s| s.keys).max()?;
         // Arrays must not grow by much to serve all.
-        (span <= MOST_KEYS.min(largest * 2)).then_some(Domain { min, span, nullable: false })
+        (span <= MOST_KEYS.min(largest * 2)).then_some(Domain { min, span, nullable: false, column })
     }
 
     /// How the phases, which mention these buffers, run once a part, if they can: all from the first that touches the states to the last do, or

@@ -12,7 +12,7 @@ use dkb_kernels::{Arg, Elem, Over, Reduce, Size, Start};
 use crate::PlanError;
 use crate::aggregate::{AggState, Domain, Groups, KeyColumn, key_words};
 use crate::derive::{Derived, Scope};
-use crate::divide::{Divisible, PART_KEYS, Touch};
+use crate::divide::{Divisible, Touch};
 use crate::emit::{Emitter, Fault, Stored};
 use crate::ir::{Aggregate, ColId, Expr, Join, JoinKind, Kind, Rel};
 use crate::pipe::{Form, Pipe, Value, any_null};
@@ -240,10 +240,11 @@ impl Emitter<'_> {
         let (min, max) = self.columns[key].range.expect("dense keys have ranges");
         let span = u128::try_from(max - min + 1).expect("dense keys have small domains");
         let part = self.part_domain(&name);
-        let domain = part.unwrap_or(Domain { min, span, nullable: false });
-        let keys = part.map_or(span.to_string(), |_| PART_KEYS.to_owned());
-        self.sizes.insert(format!("{name}_keys"), Size { value: keys, counter: None, pow2: false });
+        let column = self.key_range(&key_expr).and_then(|keys| keys.column);
+        let domain = part.unwrap_or(Domain { min, span, nullable: false, column });
         let keys_len = format!("{name}_keys");
+        let value = self.keys_len(&name, &[domain]);
+        self.sizes.insert(keys_len.clone(), Size { value, counter: None, pow2: false });
         let bits = self.declare(
             format!("{name}_bits"),
             Elem::U32,
@@ -272,7 +273,7 @@ impl Emitter<'_> {
                 pipe.skip_if(null);
             }
             let v = Value { null: None, ..v };
-            self.meet_state(&mut pipe, &name, &v, self.range(&key_expr));
+            self.meet_state(&mut pipe, &name, &v, self.key_range(&key_expr));
             let place = self.local_in(&mut pipe, &name, Self::place(&v, domain));
             pipe.line(format!("const u64 {name}_key = {place};"));
             let (bits, len) = (pipe.buffer(&bits), pipe.arg(Arg::Len(keys_len.clone())));
@@ -516,7 +517,7 @@ impl Emitter<'_> {
             let (count, len) = (pipe.buffer(&counter), pipe.arg(Arg::Len(name.clone())));
             let values: Vec<Value> = values.into_iter().map(|v| Value { null: None, ..v }).collect();
             if divides {
-                self.meet_state(&mut pipe, &name, &values[0], self.range(&keys[0]));
+                self.meet_state(&mut pipe, &name, &values[0], self.key_range(&keys[0]));
             }
             let words = match &index {
                 Index::Dense(domains, _) | Index::Ranked(domains, _) | Index::Hash(domains) => {
@@ -591,15 +592,16 @@ impl Emitter<'_> {
         let mut launches = Vec::new();
         let mut buffers = vec![heads.clone()];
         match index {
-            Index::Dense(_, span) => {
-                let value = self.part_domain(name).map_or(span.to_string(), |_| PART_KEYS.to_owned());
+            Index::Dense(domains, _) => {
+                let value = self.keys_len(name, domains);
                 self.sizes.insert(table.clone(), Size { value, counter: None, pow2: false });
                 self.declare(heads.clone(), Elem::U32, &table, Start::Zero, Reduce::None);
                 body += &one_key;
                 body += &format!("    const u64 slot = {name}_key[i] - 1;\n");
             }
-            Index::Ranked(_, span) => {
-                let value = self.part_domain(name).map_or(span.to_string(), |_| PART_KEYS.to_owned());
+            Index::Ranked(domains, _) => {
+                let value = self.keys_len(name, domains);
+                let value = if value.contains(' ') { format!("({value})") } else { value };
                 let value = format!("{value} / 32 + 1");
                 let size = format!("{name}_words");
                 self.sizes.insert(size.clone(), Size { value, counter: None, pow2: false });
@@ -719,7 +721,7 @@ impl Emitter<'_> {
             Lookup::Direct { name, domain, payload } => {
                 let key = format!("k{serial}");
                 let inside = self.inside(&left_exprs, &values, std::slice::from_ref(domain));
-                self.meet_state(pipe, name, &nullable[0], self.range(&left_exprs[0]));
+                self.meet_state(pipe, name, &nullable[0], self.key_range(&left_exprs[0]));
                 let place = self.local_in(pipe, name, Self::place(&values[0], *domain));
                 pipe.bind(&key, format!("const u64 {key} = {place};  // probe {name}"));
                 let (bits, len) =
@@ -757,7 +759,7 @@ impl Emitter<'_> {
             Lookup::Rows { name, index, unique, payload, matched: flags } => {
                 let row = format!("r{serial}");
                 if let (Index::Dense(..) | Index::Ranked(..), [v]) = (index, nullable.as_slice()) {
-                    self.meet_state(pipe, name, v, self.range(&left_exprs[0]));
+                    self.meet_state(pipe, name, v, self.key_range(&left_exprs[0]));
                 }
                 let first =
                     self.first_link(pipe, name, index, &left_exprs, &values, null.as_deref(), serial)?;
@@ -874,10 +876,10 @@ impl Emitter<'_> {
             return;
         }
         let keys: Vec<ColId> = right.as_column().into_iter().chain(left.as_column()).collect();
-        let range = self.range(left);
+        let met = self.key_range(left);
         for (id, stored) in &payload.stored {
             let (keys, lookup, stored) = (keys.clone(), lookup.to_owned(), stored.clone());
-            pipe.derived.insert(*id, Derived { keys, lookup, ranked, domain, range, stored });
+            pipe.derived.insert(*id, Derived { keys, lookup, ranked, domain, met, stored });
         }
         pipe.derived.extend(payload.derived.iter().map(|(id, d)| (*id, d.clone())));
     }
@@ -1007,14 +1009,14 @@ impl Emitter<'_> {
             let k = keys.iter().position(|(_, r)| matches!(r.kind, Kind::Col(c) if c == *id));
             let k = k.expect("every group key is joined on");
             if state.by == Some(exprs.len()) {
-                self.meet_state(pipe, name, &nullable[k], self.range(&keys[k].0));
+                self.meet_state(pipe, name, &nullable[k], self.key_range(&keys[k].0));
             }
             exprs.push(keys[k].0.clone());
             ordered.push(values[k].clone());
         }
         if state.by.is_none() {
             let codes: Vec<&str> = ordered.iter().map(|v| v.code.as_str()).collect();
-            pipe.touches.push(Touch { state: name.clone(), key: codes.join(", "), range: None });
+            pipe.touches.push(Touch { state: name.clone(), key: codes.join(", "), keys: None });
         }
         match &state.groups {
             Groups::Scalar => pipe.bind(slot, format!("const u64 {slot} = 0;")),
