@@ -9,6 +9,7 @@ use crate::derive::{Derived, Scope};
 use crate::divide::{Divisible, MOST_KEYS, PART_KEYS, Touch};
 use crate::emit::{Emitter, Fault, Stored};
 use crate::ir::{Acc, AccFn, Aggregate, ColId, Expr, Range, Rel};
+use crate::keys::Domain;
 use crate::pipe::{Form, Pipe, Value};
 
 /// Direct arrays of up to this many slots need no justification.
@@ -18,24 +19,6 @@ const SMALL_SLOTS: u128 = 1 << 16;
 const LEAST_SLOTS: f64 = (1 << 20) as f64;
 /// Register sums: groups times accumulators times words at most.
 const REGISTER_WORDS: u128 = 96;
-
-/// The integers that a key can be.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct KeyRange {
-    pub(crate) range: Range,
-    /// Table and column whose smallest and largest value these are, if the key is a column.
-    pub(crate) column: Option<(usize, usize)>,
-}
-
-/// The values of a key part: `min..min + span`, where NULL, if possible, takes the first place.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Domain {
-    pub(crate) min: i128,
-    pub(crate) span: u128,
-    pub(crate) nullable: bool,
-    /// Table and column whose values end where the domain does.
-    pub(crate) column: Option<(usize, usize)>,
-}
 
 /// How an aggregate finds a group's accumulators.
 #[derive(Debug, Clone, PartialEq)]
@@ -188,79 +171,6 @@ impl Cell {
 }
 
 impl Emitter<'_> {
-    /// The integers that a key can be, if they are bounded.
-    pub(crate) fn key_range(&self, e: &Expr) -> Option<KeyRange> {
-        let range = self.range(e)?;
-        let ends = |(t, c): &(usize, usize)| {
-            let stats = &self.tables[*t].columns[*c];
-            stats.min.zip(stats.max) == Some(range)
-        };
-        let column = e.as_column().and_then(|id| self.columns[id].origin).filter(ends);
-        Some(KeyRange { range, column })
-    }
-
-    /// The number of values of a domain as a length: by the largest value of its column, if it has one.
-    pub(crate) fn span_len(&self, domain: Domain) -> String {
-        let of_column = || {
-            let (t, c) = domain.column?;
-            let table = &self.tables[t];
-            // In lengths a negative value is 0, and none has more than 64 bits.
-            let max = u64::try_from(table.columns[c].max?).ok()?;
-            let max_len = format!("max({}.{})", table.name, table.schema.field(c).name());
-            Some(match (domain.span.checked_sub(max.into()), u128::from(max).checked_sub(domain.span)) {
-                (Some(0), _) => max_len,
-                (Some(more), _) => format!("{max_len} + {more}"),
-                (None, less) => format!("{max_len} - {}", less?),
-            })
-        };
-        of_column().unwrap_or_else(|| domain.span.to_string())
-    }
-
-    /// The length of the arrays of a state that are indexed by a key of these parts.
-    pub(crate) fn keys_len(&self, state: &str, domains: &[Domain]) -> String {
-        match domains {
-            _ if self.part_domain(state).is_some() => PART_KEYS.to_owned(),
-            [domain] => self.span_len(*domain),
-            _ => domains.iter().map(|d| d.span).product::<u128>().to_string(),
-        }
-    }
-
-    /// The domain of a key value, if it is bounded.
-    pub(crate) fn domain(&self, e: &Expr, v: &Value) -> Option<Domain> {
-        let mut column = None;
-        let (min, span) = match v.form {
-            Form::Int(_) => {
-                let keys = self.key_range(e)?;
-                column = keys.column;
-                let (min, max) = keys.range;
-                (min, u128::try_from(max.checked_sub(min)?.checked_add(1)?).ok()?)
-            }
-            Form::Bool => (0, 2),
-            Form::Dict(t, c) => {
-                let entries = self.tables[t].columns[c].dict_entries.unwrap_or(self.tables[t].rows);
-                (0, u128::from(entries.max(1)))
-            }
-            Form::Fetch(t, _) => (0, u128::from(self.tables[t].rows.max(1))),
-            Form::Float | Form::Text | Form::Packed => return None,
-        };
-        let nullable = v.null.is_some();
-        Some(Domain { min, span: span + u128::from(nullable), nullable, column })
-    }
-
-    /// The place of a value in its domain, as u64; the value is known to lie in it.
-    pub(crate) fn place(v: &Value, d: Domain) -> String {
-        let code = match v.form {
-            Form::Dict(..) | Form::Fetch(..) | Form::Bool => format!("u64({})", v.code),
-            _ if d.min == 0 => format!("u64({})", v.code),
-            Form::Int(Elem::I128) => format!("u64({} - {})", v.code, d.min),
-            _ => format!("u64({} - {})", crate::codegen::as_i64(v), d.min),
-        };
-        match &v.null {
-            Some(null) if d.nullable => format!("({null} ? 0 : {code} + 1)"),
-            _ => code,
-        }
-    }
-
     /// Puts the group at `slot` into the pipeline's scope, for the aggregate `agg`.
     pub(crate) fn bring(&self, state: &AggState, pipe: &mut Pipe, agg: &Aggregate, slot: &str) {
         let mut scope = Scope::new();

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dkb_kernels::{Arg, Elem};
 
-use crate::aggregate::{Domain, KeyRange};
 use crate::divide::Touch;
 use crate::emit::{Emitter, Stored};
 use crate::ir::ColId;
+use crate::keys::{Domain, KeyRange};
 use crate::pipe::{Form, Pipe, Value};
 
 /// A column that a build side holds for the value of a unique key.

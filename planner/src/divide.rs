@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dkb_kernels::{Arg, On, Phase, Shard, Size};
 
-use crate::aggregate::{Domain, KeyRange};
 use crate::emit::{Emitter, Fault};
 use crate::ir::Range;
+use crate::keys::{Domain, KeyRange};
 use crate::pipe::{Form, Pipe, Value};
 
 /// The size that holds the number of key values in a part.

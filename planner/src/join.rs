@@ -10,11 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use dkb_kernels::{Arg, Elem, Over, Reduce, Size, Start};
 
 use crate::PlanError;
-use crate::aggregate::{AggState, Domain, Groups, KeyColumn, key_words};
+use crate::aggregate::{AggState, Groups, KeyColumn, key_words};
 use crate::derive::{Derived, Scope};
 use crate::divide::{Divisible, Touch};
 use crate::emit::{Emitter, Fault, Stored};
 use crate::ir::{Aggregate, ColId, Expr, Join, JoinKind, Kind, Rel};
+use crate::keys::Domain;
 use crate::pipe::{Form, Pipe, Value, any_null};
 
 /// Room for rows, as a multiple of their estimate.

@@ -12,6 +12,7 @@ mod divide;
 mod emit;
 mod ir;
 mod join;
+mod keys;
 mod lower;
 mod order;
 mod pipe;
