@@ -1,4 +1,4 @@
-// What a judge asks of memory, beside dkb.cuh: whether it has changed, and rows in another order.
+// What a judge asks of memory, beside dkb.cuh: whether it has changed, rows in another order, and other keys.
 
 // All bits of the result depend on all of `word`.
 DKB_FN u64 guard_mixed(u64 word) {
@@ -61,5 +61,26 @@ extern "C" __global__ void dkb_swap_rows(u64 rows, u64 width, u8* values, u64 ke
     case 4: return guard_swap_rows(rows, (u32*)values, key);
     case 8: return guard_swap_rows(rows, (u64*)values, key);
     case 16: return guard_swap_rows(rows, (u128*)values, key);
+  }
+}
+
+// Values count from `least` without a sign, so that one comparison tells what lies between, whether T has a sign or not.
+template <class T> DKB_FN void guard_reflect(u64 rows, T* values, const u8* valid, i64 least, i64 most) {
+  const T width = T(T(most) - T(least));
+  DKB_ROWS(i, rows) {
+    const T above = T(values[i] - T(least));
+    if (above <= width && (!valid || valid[i])) values[i] = T(T(most) - above);
+  }
+}
+
+// Reflects the values from `least` to `most` within these bounds, and leaves others and NULLs alone; once more puts them
+// back. `valid` is null where there are no NULLs.
+extern "C" __global__ void dkb_reflect(u64 rows, u64 width, u8* values, const u8* valid, i64 least, i64 most) {
+  switch (width) {
+    case 1: return guard_reflect(rows, values, valid, least, most);
+    case 2: return guard_reflect(rows, (u16*)values, valid, least, most);
+    case 4: return guard_reflect(rows, (u32*)values, valid, least, most);
+    case 8: return guard_reflect(rows, (u64*)values, valid, least, most);
+    case 16: return guard_reflect(rows, (u128*)values, valid, least, most);
   }
 }

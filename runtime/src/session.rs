@@ -3,7 +3,8 @@
 //! Invariant: what is kept between runs is columns, dictionaries, compiled code and recorded launches; nothing that
 //! depends on literals, and no size that a run learned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,6 +15,7 @@ use dkb_kernels::parquet::PARQUET;
 use dkb_kernels::{CheckError, ParamWord, Plan};
 use dkb_planner::catalog::TableInfo;
 use dkb_planner::{ParamDecl, ParamValue, PlanOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, DeviceKind, DeviceSpec, Resources, memory_gb_per_s, open_devices};
 use crate::exec::Watch;
@@ -24,13 +26,16 @@ use crate::exec::program::Program;
 use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, make_room, run};
 use crate::exec::traffic::floor_bytes;
 use crate::load::{Shared, Sources};
-use crate::table::DataSet;
+use crate::table::{DataSet, Kind, key_name, key_ranges};
 use crate::trace::{Span, Timeline};
 
 pub use crate::exec::Error;
 
 /// Uncompressed bytes of a partition, unless a session says otherwise.
 const DEFAULT_CHUNK_BYTES: u64 = 1 << 30;
+
+const UNGUARDED: &str =
+    "rows and keys change in place in sessions that guard resident columns, and this is none: set `guard`";
 
 /// Where columns lie while queries run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -134,6 +139,16 @@ pub struct Execution {
     pub parts: u64,
     /// Whether the plan in force is not the first one, because the data violated an assumption.
     pub replanned: bool,
+}
+
+/// Keys that a query reads, by their names behind tables' prefixes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relabelled {
+    /// Those with other values.
+    pub keys: BTreeSet<String>,
+    /// Those left alone: not all columns of the name hold integers within bounds that the footers state, or fewer than two
+    /// values are within all of these.
+    pub left: BTreeSet<String>,
 }
 
 impl Session {
@@ -482,20 +497,67 @@ impl Session {
         let _busy = self.lock();
         self.load_in_parts(prepared, 1)?;
         let Some(guard) = &mut prepared.guard else {
-            let message = "rows are swapped in sessions that guard resident columns, and this is none";
-            return Err(Error::Execution(message.to_owned()));
+            return Err(Error::Execution(UNGUARDED.to_owned()));
         };
         guard.swap_rows(&prepared.program, &prepared.workers)
     }
 
-    /// Plans a query anew without the assumption of that index.
+    /// Relabels keys of a loaded query in place: of the values that footers allow in all columns of a key's name, those of
+    /// the whole data set, the least becomes the greatest, the next one the last but one, and so on. So joins match as
+    /// before, no value leaves the range of its column, and other queries on the data set may be asked over the same keys.
+    /// NULLs stay. Called again, puts them back.
+    ///
+    /// # Errors
+    /// As [`Session::swap_rows`]; a representation in which keys take more than 64 bits.
+    pub fn relabel_keys(&self, prepared: &mut Prepared) -> Result<Relabelled, Error> {
+        let _busy = self.lock();
+        self.load_in_parts(prepared, 1)?;
+        let (relabelled, ranges) = self.keys_of(&prepared.program)?;
+        let Some(guard) = &mut prepared.guard else {
+            return Err(Error::Execution(UNGUARDED.to_owned()));
+        };
+        guard.relabel_keys(&prepared.program, &prepared.workers, &ranges)?;
+        Ok(relabelled)
+    }
+
+    /// The keys that a program reads, and by column of it the range within which they are relabelled, in the units of its
+    /// representation.
+    fn keys_of(&self, program: &Program) -> Result<(Relabelled, Vec<Option<RangeInclusive<i64>>>), Error> {
+        let known = key_ranges(&self.catalog);
+        let mut relabelled = Relabelled::default();
+        let mut ranges = vec![None; program.columns.len()];
+        for (used, to) in program.columns.iter().zip(&mut ranges) {
+            let info = &self.store.table(&used.table)?.info;
+            let Ok(field) = info.schema.field_with_name(&used.column) else { continue };
+            let Some(name) = key_name(field) else { continue };
+            let Some(Some(range)) = known.get(&name) else {
+                relabelled.left.insert(name);
+                continue;
+            };
+            let factor = Kind::of(field.data_type()).factor(used.repr.sql);
+            let stored = |key: i64| i64::try_from(factor?.apply(key.into())?).ok();
+            let Some(range) = stored(*range.start()).zip(stored(*range.end())) else {
+                let (table, column, repr) = (&used.table, &used.column, used.repr);
+                let message =
+                    format!("keys of column {table}.{column} read as `{repr}` take more than 64 bits");
+                return Err(Error::Execution(message));
+            };
+            *to = Some(range.0..=range.1);
+            relabelled.keys.insert(name);
+        }
+        Ok((relabelled, ranges))
+    }
+
+    /// Plans a query anew without the assumption of that index. What the new plan reads would be loaded as it is in the
+    /// files, so there is none over columns that were changed in place.
     fn replan(&self, prepared: &mut Prepared, index: usize) -> Result<(), Error> {
         let Some(text) = prepared.program.plan.assumes.get(index).cloned() else {
             let message =
                 format!("a kernel reports that assumption {index} is violated, but the plan has none such");
             return Err(Error::Execution(message));
         };
-        if prepared.denied.contains(&text) {
+        let changed = prepared.guard.as_ref().is_some_and(Guard::has_changed_columns);
+        if changed || prepared.denied.contains(&text) {
             return Err(Error::Assumption { index, text });
         }
         let mut denied = prepared.denied.clone();

@@ -91,7 +91,7 @@ impl Judge {
     }
 
     /// Whether the candidate answers rightly on a data set: with the default parameters, with each parameter changed
-    /// alone until the answer changes, with drawn ones, and over the rows of one device in another order.
+    /// alone until the answer changes, with drawn ones, and on one device over rows in another order and over other keys.
     pub(super) fn is_right_on(&self, set: &Set<'_>, query: &Query, candidate: &str) -> Result<String, Stop> {
         let reference = &self.references[set.data];
         let generated = self.open(set, generated(query));
@@ -122,11 +122,14 @@ impl Judge {
         if let Answered::Declined(why) = self.ask_all(&mut trial, &fixed, &default)? {
             return Ok(format!("assumption raised: {why}"));
         }
-        let swapped = match set.devices.len() {
-            1 => trial.ask_over_swapped_rows(&fixed, &default)?,
-            _ => "rows in order".to_owned(),
-        };
-        Ok(format!("passed: right in {} runs, {swapped}", trial.runs))
+        let mut asked = Vec::new();
+        if set.devices.len() == 1 {
+            asked.push(trial.ask_over_swapped_rows(&fixed, &default)?);
+            asked.extend(trial.ask_over_relabelled_keys(&fixed, &default)?);
+        } else {
+            asked.push("rows and keys as they are".to_owned());
+        }
+        Ok(format!("passed: right in {} runs, {}", trial.runs, asked.join(", ")))
     }
 
     /// Asks the candidate with all parameters of a trial; `default` is the baseline's answer with `fixed` ones.
@@ -215,25 +218,47 @@ impl Trial<'_> {
     /// Runs the candidate in the same worker over the same memory, whose rows are in another order, and once more after
     /// they are put back. Gives words about it.
     fn ask_over_swapped_rows(&mut self, params: &Params, want: &Ran) -> Result<String, Stop> {
+        const OVER: &str = "over rows swapped in place";
         let set = self.set;
         let left = self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
-        let over = |stop| match stop {
-            Stop::Rejected(r) => {
-                let reason = format!("{}, over rows swapped in place", r.reason);
-                Stop::Rejected(Rejected { reason, ..r })
-            }
-            broken => broken,
-        };
         // The order of rows may be assumed, if the plan says when it does not hold.
-        if let Answered::Declined(_) = self.ask_or(params, want, true).map_err(over)? {
-            return Ok("and not over rows swapped in place, as an assumption does not hold".to_owned());
-        }
+        let answered = self.ask_or(params, want, true).map_err(|stop| said(stop, OVER))?;
         self.candidate.swap_rows(self.limit).map_err(|ended| rejected(ended, set))?;
         self.ask(params, want)?;
-        Ok(match left.is_empty() {
-            true => "one over rows swapped in place".to_owned(),
-            false => format!("one over rows swapped in place but for {}, read with text", left.join(", ")),
+        Ok(match answered {
+            Answered::Declined(_) => format!("not {OVER}, as an assumption does not hold"),
+            Answered::Right if left.is_empty() => format!("one {OVER}"),
+            Answered::Right => format!("one {OVER} but for {}, read with text", left.join(", ")),
         })
+    }
+
+    /// Runs baseline and candidate in the same workers over the same memory, whose keys are relabelled, and the candidate
+    /// once more after they are put back. Answers may show keys, so that they are compared with each other. Gives words
+    /// about it; none where no keys are read.
+    fn ask_over_relabelled_keys(&mut self, params: &Params, want: &Ran) -> Result<Option<String>, Stop> {
+        const OVER: &str = "over keys relabelled in place";
+        let (query, set) = (self.query, self.set);
+        let asked = self.candidate.relabel_keys(self.limit).map_err(|ended| rejected(ended, set))?;
+        let told = self.base.relabel_keys(LONG).map_err(|ended| baseline_broke(query, set, &ended))?;
+        let left: Vec<String> = asked.left.union(&told.left).cloned().collect();
+        if asked.keys.is_empty() && told.keys.is_empty() {
+            return Ok((!left.is_empty()).then(|| format!("not {OVER}: {} cannot be", left.join(", "))));
+        }
+        let relabelled = match self.base.run(params, LONG) {
+            Err(Ended::Failed(failed)) if failed.kind == Kind::Assumption => {
+                return Ok(Some(format!("not {OVER}, as an assumption of the generated plan does not hold")));
+            }
+            other => other.map_err(|ended| baseline_broke(query, set, &ended))?,
+        };
+        // As for rows: dense keys may be assumed.
+        let answered = self.ask_or(params, &relabelled, true).map_err(|stop| said(stop, OVER))?;
+        self.candidate.relabel_keys(self.limit).map_err(|ended| rejected(ended, set))?;
+        self.ask(params, want)?;
+        Ok(Some(match answered {
+            Answered::Declined(_) => format!("not {OVER}, as an assumption does not hold"),
+            Answered::Right if left.is_empty() => format!("one {OVER}"),
+            Answered::Right => format!("one {OVER} but for {}", left.join(", ")),
+        }))
     }
 
     /// Runs the candidate, whose answer must be the baseline's.
@@ -260,6 +285,14 @@ impl Trial<'_> {
         }
         self.runs += 1;
         Ok(Answered::Right)
+    }
+}
+
+/// A rejection with more words about what was asked.
+fn said(stop: Stop, over: &str) -> Stop {
+    match stop {
+        Stop::Rejected(r) => Stop::Rejected(Rejected { reason: format!("{}, {over}", r.reason), ..r }),
+        broken => broken,
     }
 }
 

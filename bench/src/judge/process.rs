@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use arrow::record_batch::RecordBatch;
 use dkb_runtime::device::nvrtc;
+use dkb_runtime::session::Relabelled;
 use dkb_runtime::wire::{how_it_ended, read_batch, read_message, write_message};
 use tempfile::TempDir;
 
@@ -196,6 +197,17 @@ impl Process {
     pub(super) fn swap_rows(&mut self, limit: Duration) -> Result<Vec<String>, Ended> {
         match self.ask(&Request::SwapRows, limit)? {
             (Reply::Swapped(left), _) => Ok(left),
+            _ => Err(out_of_step()),
+        }
+    }
+
+    /// Relabels keys that the plan reads in place, or puts them back.
+    ///
+    /// # Errors
+    /// See [`Ended`].
+    pub(super) fn relabel_keys(&mut self, limit: Duration) -> Result<Relabelled, Ended> {
+        match self.ask(&Request::RelabelKeys, limit)? {
+            (Reply::Relabelled(relabelled), _) => Ok(relabelled),
             _ => Err(out_of_step()),
         }
     }

@@ -12,7 +12,7 @@ use dkb_planner::ParamDecl;
 use dkb_runtime::device::{DeviceError, DeviceKind, DeviceSpec, cuda};
 use dkb_runtime::exec::Error;
 use dkb_runtime::sandbox::Sandbox;
-use dkb_runtime::session::{Execution, Prepared, Session, SessionConfig};
+use dkb_runtime::session::{Execution, Prepared, Relabelled, Session, SessionConfig};
 use dkb_runtime::wire::{encode_batch, read_message, take_stdout, write_message};
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +98,8 @@ pub(super) enum Request {
     Run(Vec<(String, String)>),
     /// Swaps rows of the plan's tables in place, or puts them back.
     SwapRows,
+    /// Relabels keys that the plan reads in place, or puts them back.
+    RelabelKeys,
     /// Runs the plan some times with these parameters and tells where the time goes.
     Profile(Vec<(String, String)>),
     /// Measures the bandwidth of the memory of the GPU, which nothing else should use meanwhile.
@@ -122,6 +124,8 @@ pub(super) enum Reply {
     },
     /// Rows are in another order, but for those of the named tables.
     Swapped(Vec<String>),
+    /// Keys have other values.
+    Relabelled(Relabelled),
     /// Where the plan's time goes.
     Profiled(Profile),
     /// Gigabytes a second; None on the host, or where too little memory is free.
@@ -229,6 +233,7 @@ fn serve(args: &[String]) -> io::Result<()> {
             ),
             Request::Bandwidth => bandwidth(opened.as_ref()).map(Reply::Bandwidth),
             Request::SwapRows => swap_rows(opened.as_mut()).map(Reply::Swapped),
+            Request::RelabelKeys => relabel_keys(opened.as_mut()).map(Reply::Relabelled),
         };
         write_message(&mut out, &reply.unwrap_or_else(Reply::Failed))?;
         out.write_all(&bytes)?;
@@ -331,6 +336,11 @@ fn bandwidth(opened: Option<&Loaded>) -> Result<Option<f64>, Failed> {
 fn swap_rows(opened: Option<&mut Loaded>) -> Result<Vec<String>, Failed> {
     let Loaded { session, prepared, .. } = opened.ok_or_else(nothing_open)?;
     session.swap_rows(prepared).map_err(|e| failed(Kind::Fault, e))
+}
+
+fn relabel_keys(opened: Option<&mut Loaded>) -> Result<Relabelled, Failed> {
+    let Loaded { session, prepared, .. } = opened.ok_or_else(nothing_open)?;
+    session.relabel_keys(prepared).map_err(|e| failed(Kind::Fault, e))
 }
 
 fn nothing_open() -> Failed {

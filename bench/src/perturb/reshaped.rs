@@ -15,6 +15,7 @@ use arrow::array::{
 use arrow::compute::{interleave, nullif};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use arrow::error::ArrowError;
+use dkb_runtime::table::key_name;
 use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -162,11 +163,9 @@ fn layout(rows: usize, rng: &mut SmallRng) -> Vec<Vec<Range<usize>>> {
     files.into_iter().map(groups).collect()
 }
 
-/// Of an integer key, its name behind the table's prefix: keys of one domain are joined with each other.
+/// The name of an integer key: keys of one domain are joined with each other.
 fn domain(field: &Field) -> Option<String> {
-    let name = field.name().to_ascii_lowercase();
-    let name = name.split_once('_').map_or(name.as_str(), |(_, name)| name);
-    (name.ends_with("key") && field.data_type().is_integer()).then(|| name.to_owned())
+    key_name(field).filter(|_| field.data_type().is_integer())
 }
 
 /// Per domain, a label for each value.

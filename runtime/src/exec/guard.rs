@@ -7,7 +7,7 @@
 //! but all except the inputs is then given back and overwritten, so that nothing is left for the next run.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use dkb_kernels::{Elem, GUARD};
@@ -29,6 +29,8 @@ pub(crate) struct Guard {
     watches: Vec<Watch>,
     /// Whether rows are swapped.
     swapped: bool,
+    /// Whether keys are relabelled.
+    relabelled: bool,
 }
 
 /// One device.
@@ -65,7 +67,7 @@ impl Guard {
             Ok(watch)
         };
         let watches = workers.iter_mut().map(watch).collect::<Result<_, DeviceError>>()?;
-        Ok(Guard { seed, watches, swapped: false })
+        Ok(Guard { seed, watches, swapped: false, relabelled: false })
     }
 
     /// Readies devices for a run whose buffers and parameters have memory: sums the rest where that is not known, and
@@ -134,14 +136,14 @@ impl Guard {
     /// Tables of which the program reads text, on the devices or for its result, stay as they are; gives their names.
     ///
     /// # Errors
-    /// Rows that are put back and differ from what was loaded, or a failed device call.
+    /// What is put back and differs from what was loaded, or a failed device call.
     pub(crate) fn swap_rows(&mut self, program: &Program, workers: &[Worker]) -> Result<Vec<String>, Error> {
         // Text of the result is fetched from the files, by the number of the row.
         let fetched = program.plan.result.columns.iter().filter_map(|c| c.fetch.as_deref()?.split_once('.'));
         let fetched: Vec<&str> = fetched.map(|(table, _)| table).collect();
         let mut left: Vec<String> = Vec::new();
         self.swapped = !self.swapped;
-        for (watch, worker) in self.watches.iter_mut().zip(workers) {
+        for (watch, worker) in self.watches.iter().zip(workers) {
             let device = worker.device.as_ref();
             for (used, column) in program.columns.iter().zip(&worker.columns) {
                 let mut columns = program.columns.iter().zip(&worker.columns);
@@ -157,15 +159,55 @@ impl Guard {
                     device.launch(watch.module.as_ref(), GUARD.kernels[1], column.rows() / 2, &args)?;
                 }
             }
+        }
+        self.sum_changed(program, workers)?;
+        Ok(left)
+    }
+
+    /// Reflects the values of columns within ranges, in place; called again, puts them back. `ranges` are by column of the
+    /// program, in the units of its representation; a column without one stays as it is, and so do NULLs.
+    ///
+    /// # Errors
+    /// As [`Guard::swap_rows`].
+    pub(crate) fn relabel_keys(
+        &mut self,
+        program: &Program,
+        workers: &[Worker],
+        ranges: &[Option<RangeInclusive<i64>>],
+    ) -> Result<(), Error> {
+        self.relabelled = !self.relabelled;
+        for (watch, worker) in self.watches.iter().zip(workers) {
+            for (column, range) in worker.columns.iter().zip(ranges) {
+                let mut arrays = column.arrays();
+                let (Some(range), Some((width, values))) = (range, arrays.next()) else { continue };
+                let valid = arrays.next().map_or(0, |(_, valid)| valid);
+                let [least, most] = [*range.start(), *range.end()].map(i64::cast_unsigned);
+                let args = [column.rows(), width, values, valid, least, most];
+                worker.device.launch(watch.module.as_ref(), GUARD.kernels[2], column.rows(), &args)?;
+            }
+        }
+        self.sum_changed(program, workers)
+    }
+
+    /// Whether columns are not as they were loaded.
+    pub(crate) fn has_changed_columns(&self) -> bool {
+        self.swapped || self.relabelled
+    }
+
+    /// Sums the inputs after they were changed in place, or put back. Waits.
+    fn sum_changed(&mut self, program: &Program, workers: &[Worker]) -> Result<(), Error> {
+        let changed = self.has_changed_columns();
+        for (watch, worker) in self.watches.iter_mut().zip(workers) {
             let inputs = inputs(program, worker);
             watch.inputs = watch.sum_inputs(worker, &inputs, self.seed)?;
-            let differs = |at: &usize| !self.swapped && watch.inputs[*at] != watch.loaded[*at];
+            let differs = |at: &usize| !changed && watch.inputs[*at] != watch.loaded[*at];
             if let Some(at) = (0..inputs.len()).find(differs) {
-                let message = format!("{} is not what it was after its rows were put back", inputs[at].name);
+                let name = &inputs[at].name;
+                let message = format!("{name} is not what it was after its rows and keys were put back");
                 return Err(Error::Execution(message));
             }
         }
-        Ok(left)
+        Ok(())
     }
 }
 
@@ -280,10 +322,12 @@ fn changed_padding<'p>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{data, ints, plan};
+    use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray};
+
+    use super::super::tests::{data, ints, plan, write};
     use super::*;
-    use crate::device::{DeviceKind, nvrtc};
-    use crate::session::{Session, SessionConfig};
+    use crate::device::{DeviceKind, DeviceSpec, nvrtc, open_devices};
+    use crate::session::{Relabelled, Session, SessionConfig};
 
     const HEADER: &str = r#"
 [params.at]
@@ -391,6 +435,161 @@ extern "C" __global__ void scan(u64 rows, i16* k, const Params* p, i64* total, i
         let swapped = run(&mut prepared);
         session.swap_rows(&mut prepared).unwrap();
         assert_eq!((swapped == first, run(&mut prepared)), (false, first));
+    }
+
+    const KEYS: &str = r#"
+assumes = ["as_it_was(t.t_key)"]
+[params.first]
+type = "int64"
+default = "-1"
+[inputs.t]
+t_key = "int32 as i16"
+t_namekey = "int32 as i16"
+[inputs.u]
+u_key = "decimal(9,1) as i16 null"
+[sizes]
+rows_t = { value = "rows(t)" }
+[[buffers]]
+name = "keys_t"
+type = "i64"
+len = "rows_t"
+start = "zero"
+[[buffers]]
+name = "keys_u"
+type = "i64"
+len = "rows_t"
+start = "zero"
+[[buffers]]
+name = "names"
+type = "i64"
+len = "rows_t"
+start = "zero"
+[[phases]]
+name = "scan_t"
+over = "t"
+on = "partitions"
+writes = ["keys_t", "names"]
+launches = [{ kernel = "scan_t", threads = "rows", args = ["rows", "t.t_key", "t.t_namekey", "params", "flags", "keys_t", "names"] }]
+[[phases]]
+name = "scan_u"
+over = "u"
+on = "partitions"
+writes = ["keys_u"]
+launches = [{ kernel = "scan_u", threads = "rows", args = ["rows", "u.u_key", "u.u_key.valid", "keys_u"] }]
+[result]
+size = "rows_t"
+columns = [
+  { name = "t", type = "int64", from = "keys_t" },
+  { name = "u", type = "int64", from = "keys_u" },
+  { name = "names", type = "int64", from = "names" },
+]
+"#;
+
+    /// Copies keys; NULLs become -1, whatever lies at them.
+    const COPY_KEYS: &str = r#"
+extern "C" __global__ void scan_t(u64 rows, const i16* key, const i16* name, const Params* p, u32* flags, i64* keys, i64* names) {
+  DKB_ROWS(i, rows) {
+    keys[i] = key[i];
+    names[i] = name[i];
+    if (i == 0 && p->first >= 0 && key[i] != p->first) refute(flags, 0);
+  }
+}
+extern "C" __global__ void scan_u(u64 rows, const i16* key, const u8* valid, i64* keys) {
+  DKB_ROWS(i, rows) keys[i] = valid[i] ? key[i] : -1;
+}
+"#;
+
+    #[test]
+    fn keys_are_relabelled_alike_within_the_range_of_each_column() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = |name: &str, columns: Vec<(&str, ArrayRef)>| {
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            write(&dir.path().join(format!("{name}.parquet")), &batch);
+        };
+        // Common are 5 to 199; zero is a NULL's or none of them.
+        let (keys_t, keys_u): (Vec<i32>, Vec<i64>) = ((0..200).collect(), (5..205).collect());
+        let of_u = |key: &i64| (key % 7 != 0).then_some(*key);
+        table(
+            "t",
+            vec![
+                ("t_key", Arc::new(Int32Array::from(keys_t.clone()))),
+                ("t_namekey", Arc::new(Int32Array::from(keys_t.clone()))),
+            ],
+        );
+        table(
+            "u",
+            vec![
+                ("u_key", Arc::new(Int64Array::from_iter(keys_u.iter().map(of_u)))),
+                ("u_namekey", Arc::new(StringArray::from_iter_values(keys_u.iter().map(i64::to_string)))),
+            ],
+        );
+        let config =
+            SessionConfig { kind: DeviceKind::Host, guard: true, poison: true, ..SessionConfig::default() };
+        let session = Session::open(dir.path(), config).unwrap();
+        let text = plan(KEYS, COPY_KEYS);
+        let mut prepared = session.prepare_plan(dkb_kernels::text::parse(&text).unwrap()).unwrap();
+        let check = |prepared: &mut _, label: &dyn Fn(i64) -> i64| {
+            let batch = session.execute(prepared, &[]).unwrap().batch;
+            let t: Vec<i64> = keys_t.iter().map(|key| label((*key).into())).collect();
+            let u: Vec<i64> = keys_u.iter().map(|key| of_u(key).map_or(-1, |key| 10 * label(key))).collect();
+            let names: Vec<i64> = keys_t.iter().map(|key| (*key).into()).collect();
+            assert_eq!([0, 1, 2].map(|column| ints(&batch, column)), [t, u, names]);
+        };
+        let reflected = |key: i64| if (5..200).contains(&key) { 204 - key } else { key };
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let expected = Relabelled { keys: set(&["key"]), left: set(&["namekey"]) };
+        check(&mut prepared, &|key| key);
+        assert_eq!(session.relabel_keys(&mut prepared).unwrap(), expected);
+        check(&mut prepared, &reflected);
+        session.relabel_keys(&mut prepared).unwrap();
+        check(&mut prepared, &|key| key);
+
+        // Nothing is planned anew, and so loaded, over keys that are relabelled.
+        let first = [("first".to_owned(), "0".to_owned())];
+        session.swap_rows(&mut prepared).unwrap();
+        session.relabel_keys(&mut prepared).unwrap();
+        let refuted = session.execute(&mut prepared, &first);
+        assert!(matches!(refuted, Err(Error::Assumption { index: 0, .. })), "{:?}", refuted.map(|e| e.batch));
+        session.swap_rows(&mut prepared).unwrap();
+        check(&mut prepared, &reflected);
+        session.relabel_keys(&mut prepared).unwrap();
+        check(&mut prepared, &|key| key);
+        session.execute(&mut prepared, &first).unwrap();
+    }
+
+    #[test]
+    fn values_of_any_width_are_reflected() {
+        let spec = DeviceSpec { gpus: Some(1), ..DeviceSpec::default() };
+        let device = open_devices(DeviceKind::Host, &spec).unwrap().remove(0);
+        let module = device.compile_builtin(&GUARD).unwrap();
+        for (all, least, most) in [
+            (-128..128, -100, 90),
+            (-128..128, -128, 127),
+            (-128..128, 5, 7),
+            (0..256, 3, 250),
+            (0..256, 0, 255),
+        ] {
+            let values: Vec<i128> = all.collect();
+            let between = |value: &i128| (least..=most).contains(value);
+            let reflected: Vec<i128> = values
+                .iter()
+                .map(|value| if between(value) { least + most - *value } else { *value })
+                .collect();
+            for width in [1, 2, 4, 8, 16] {
+                let bytes = |values: &[i128]| -> Vec<u8> {
+                    values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect()
+                };
+                let mut found = bytes(&values);
+                let memory = device.alloc(found.len()).unwrap();
+                device.upload(memory.as_ref(), 0, &found).unwrap();
+                let rows = values.len() as u64;
+                let bounds = [least, most].map(|bound| bound as u64);
+                let args = [rows, width as u64, memory.address(), 0, bounds[0], bounds[1]];
+                device.launch(module.as_ref(), GUARD.kernels[2], rows, &args).unwrap();
+                device.download(memory.as_ref(), 0, &mut found).unwrap();
+                assert_eq!(found, bytes(&reflected), "{least} to {most}, {width} bytes");
+            }
+        }
     }
 
     #[test]

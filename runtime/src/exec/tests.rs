@@ -48,7 +48,7 @@ fn value(k: i64) -> Option<i32> {
     (k % 7 != 0).then_some((k % 100 - 50) as i32)
 }
 
-fn write(path: &Path, batch: &RecordBatch) {
+pub(super) fn write(path: &Path, batch: &RecordBatch) {
     let properties = WriterProperties::builder().set_max_row_group_row_count(Some(1000)).build();
     let file = File::create(path).unwrap();
     let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
