@@ -109,6 +109,31 @@ fn a_plan_that_relies_on_the_order_of_rows_says_so() {
 }
 
 #[test]
+fn a_plan_that_takes_row_numbers_for_keys_says_so() {
+    // Rows of `part` stay in order, for its names are text; and there its keys count them.
+    let plan = honest("q09");
+    let key = "u64((i64)p_partkey[i] - 1);";
+    let silent = plan.replacen(key, "i;", 1);
+    let honest = plan
+        .replacen(key, "i; if (p_partkey[i] != i64(i + 1)) refute(flags, 3);", 1)
+        .replacen("b5_build(u64 rows, const Params* p,", "b5_build(u64 rows, u32* flags, const Params* p,", 1)
+        .replacen(
+            "[\"rows\", \"params\", \"part.p_name",
+            "[\"rows\", \"flags\", \"params\", \"part.p_name",
+            1,
+        );
+    for (plan, outcome, words) in [
+        (plan, "not_faster", "but for part, read with text, one over keys relabelled in place"),
+        (silent, "wrong", "rows differ, over keys relabelled in place"),
+        (honest, "not_faster", "not over keys relabelled in place, as an assumption does not hold"),
+    ] {
+        let (verdict, said) = verdict_on(&tpch_data(), &[], "q09", &plan, &["--no-timing"]);
+        assert_eq!(verdict["outcome"], outcome, "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
     let (shop, other) = (kept("shop"), kept("shop-other"));
     write_shop(&shop, 50_000, 1);
