@@ -22,7 +22,7 @@ use crate::exec::Watch;
 use crate::exec::buffers::Facts;
 use crate::exec::columns::Store;
 use crate::exec::guard::Guard;
-use crate::exec::program::Program;
+use crate::exec::program::{ColumnUse, Program};
 use crate::exec::schedule::{Outcome, RunOptions, Setup, Worker, exchange_name, make_room, run};
 use crate::exec::traffic::floor_bytes;
 use crate::load::{Shared, Sources};
@@ -376,7 +376,8 @@ impl Session {
         }
         prepared.setup = Some(setup);
         prepared.load_ms = ms(started);
-        if self.guards {
+        // On one device, with more parts, the columns are the same ones, and what was changed is still to be put back.
+        if self.guards && !prepared.guard.as_ref().is_some_and(Guard::has_changed_columns) {
             prepared.guard = Some(Guard::new(program, &mut prepared.workers)?);
         }
         Ok(())
@@ -512,7 +513,11 @@ impl Session {
     pub fn relabel_keys(&self, prepared: &mut Prepared) -> Result<Relabelled, Error> {
         let _busy = self.lock();
         self.load_in_parts(prepared, 1)?;
-        let (relabelled, ranges) = self.keys_of(&prepared.program)?;
+        let known = key_ranges(&self.catalog);
+        let mut relabelled = Relabelled::default();
+        let columns = prepared.program.columns.iter();
+        let ranges = columns.map(|used| self.key_range(used, &known, &mut relabelled));
+        let ranges = ranges.collect::<Result<Vec<_>, Error>>()?;
         let Some(guard) = &mut prepared.guard else {
             return Err(Error::Execution(UNGUARDED.to_owned()));
         };
@@ -520,32 +525,31 @@ impl Session {
         Ok(relabelled)
     }
 
-    /// The keys that a program reads, and by column of it the range within which they are relabelled, in the units of its
-    /// representation.
-    fn keys_of(&self, program: &Program) -> Result<(Relabelled, Vec<Option<RangeInclusive<i64>>>), Error> {
-        let known = key_ranges(&self.catalog);
-        let mut relabelled = Relabelled::default();
-        let mut ranges = vec![None; program.columns.len()];
-        for (used, to) in program.columns.iter().zip(&mut ranges) {
-            let info = &self.store.table(&used.table)?.info;
-            let Ok(field) = info.schema.field_with_name(&used.column) else { continue };
-            let Some(name) = key_name(field) else { continue };
-            let Some(Some(range)) = known.get(&name) else {
-                relabelled.left.insert(name);
-                continue;
-            };
-            let factor = Kind::of(field.data_type()).factor(used.repr.sql);
-            let stored = |key: i64| i64::try_from(factor?.apply(key.into())?).ok();
-            let Some(range) = stored(*range.start()).zip(stored(*range.end())) else {
-                let (table, column, repr) = (&used.table, &used.column, used.repr);
-                let message =
-                    format!("keys of column {table}.{column} read as `{repr}` take more than 64 bits");
-                return Err(Error::Execution(message));
-            };
-            *to = Some(range.0..=range.1);
-            relabelled.keys.insert(name);
-        }
-        Ok((relabelled, ranges))
+    /// The range within which a column is relabelled, in the units of its representation; notes its key.
+    fn key_range(
+        &self,
+        used: &ColumnUse,
+        known: &BTreeMap<String, Option<RangeInclusive<i64>>>,
+        relabelled: &mut Relabelled,
+    ) -> Result<Option<RangeInclusive<i64>>, Error> {
+        let ColumnUse { table, column, repr } = used;
+        let schema = &self.store.table(table)?.info.schema;
+        let field = schema.field_with_name(column).ok();
+        let Some((field, name)) = field.and_then(|field| Some((field, key_name(field)?))) else {
+            return Ok(None);
+        };
+        let Some(Some(range)) = known.get(&name) else {
+            relabelled.left.insert(name);
+            return Ok(None);
+        };
+        let factor = Kind::of(field.data_type()).factor(repr.sql);
+        let stored = |key: i64| i64::try_from(factor?.apply(key.into())?).ok();
+        let Some((least, most)) = stored(*range.start()).zip(stored(*range.end())) else {
+            let message = format!("keys of column {table}.{column} read as `{repr}` take more than 64 bits");
+            return Err(Error::Execution(message));
+        };
+        relabelled.keys.insert(name);
+        Ok(Some(least..=most))
     }
 
     /// Plans a query anew without the assumption of that index. What the new plan reads would be loaded as it is in the
