@@ -111,6 +111,16 @@ pub enum Level {
     Full,
 }
 
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Level::Baseline => "baseline",
+            Level::Core => "core",
+            Level::Full => "full",
+        })
+    }
+}
+
 /// One parameter. Exactly one of `default` and `value` is present.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

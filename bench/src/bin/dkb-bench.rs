@@ -46,7 +46,7 @@ enum Command {
         query: String,
         #[command(flatten)]
         judging: Judging,
-        /// What of the generated plan may change; core in CUDA only
+        /// What of the generated plan may change
         #[arg(long, value_enum, default_value_t = Level::Full)]
         level: Level,
         /// What the plan's source is written in
@@ -201,7 +201,8 @@ impl Judging {
         self.baseline.as_ref().map_or_else(|| "dkb".to_owned(), name)
     }
 
-    fn judge(&self) -> Result<Judge> {
+    /// A judge of plans of the level and in the language that were asked for, or of any.
+    fn judge(&self, asked: Option<(Level, Framework)>) -> Result<Judge> {
         let gpu = matches!(self.device, Device::Cuda);
         let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| clock().map_or(0, |since| since.as_nanos() as u64));
@@ -217,6 +218,7 @@ impl Judging {
                 memory_bytes: self.device_memory.or(gpu.then_some(DEVICE_MEMORY)),
                 caged: !self.no_sandbox,
             },
+            asked,
             timed: !self.no_timing,
             seed,
             limit: Duration::from_secs(self.time_limit),
@@ -311,7 +313,7 @@ fn run(command: Command) -> Result<(String, bool)> {
             let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let query = query.unwrap_or_else(|| name.split('.').next().unwrap_or_default().to_owned());
-            let verdict = judging.judge()?.verdict(&query, &text)?;
+            let verdict = judging.judge(None)?.verdict(&query, &text)?;
             if let Some(report) = report {
                 write_file(&report, &(serde_json::to_string_pretty(&verdict)? + "\n"))?;
             }
@@ -320,14 +322,14 @@ fn run(command: Command) -> Result<(String, bool)> {
             Ok((lines.join("\n"), verdict.outcome == Outcome::Accepted))
         }
         Command::Prompt { query, judging, level, framework, without } => {
-            let judge = judging.judge()?;
+            let judge = judging.judge(None)?;
             let prompts = Composer { judge: &judge, level, framework, without };
             Ok((prompts.first(&query)?, true))
         }
         Command::Synthesize { args, judging } => {
-            let mut judge = judging.judge()?;
+            let mut judge = judging.judge(Some((args.level, args.framework)))?;
             // Prompts are written while plans are judged.
-            let composed = judging.judge()?;
+            let composed = judging.judge(None)?;
             let config = args.config(judging.baseline_name(), composed.environment()?)?;
             let prompts = Composer {
                 judge: &composed,

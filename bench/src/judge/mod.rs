@@ -61,6 +61,8 @@ pub struct Config {
     pub baseline: Option<PathBuf>,
     /// Where it runs.
     pub machine: Machine,
+    /// The level and the language that were asked for; None takes what the plan says.
+    pub asked: Option<(Level, Framework)>,
     /// Whether it is timed; without, a right candidate is [`Outcome::NotFaster`].
     pub timed: bool,
     /// Seed of parameters; another one each time gives other parameters.
@@ -186,14 +188,8 @@ impl Judge {
         };
         compose(&Facts {
             plan: &plan,
-            level: match level {
-                Level::Core => dkb_kernels::Level::Core,
-                Level::Full => dkb_kernels::Level::Full,
-            },
-            framework: match framework {
-                Framework::Cuda => dkb_kernels::Framework::Cuda,
-                Framework::Triton => dkb_kernels::Framework::Triton,
-            },
+            level: level.into(),
+            framework: framework.into(),
             tables: &tables,
             gpu: opened.model,
             gb_per_s,
@@ -311,7 +307,10 @@ impl Judge {
             self.profile(query, &mut baseline)?.mark(&mut plan, Some(&claimed));
         }
         let refused = |reason: String| Rejected::new(Outcome::Refused, with_file_lines(&reason, candidate));
-        rules::read(candidate, &generated, &plan).map_err(refused)?;
+        let read = rules::read(candidate, &generated, &plan).map_err(refused)?;
+        if let Some((level, framework)) = self.config.asked {
+            rules::is_asked_for(&read, level.into(), framework.into()).map_err(refused)?;
+        }
         found.checks.insert("rules".to_owned(), "kept".to_owned());
         drop(baseline);
         for set in self.sets() {

@@ -1,6 +1,6 @@
 //! What a candidate may change of the baseline plan, judged on the texts alone.
 
-use dkb_kernels::{Finish, Framework, Launch, Level, Phase, Plan, check, text};
+use dkb_kernels::{Arg, Finish, Framework, Launch, Level, Phase, Plan, check, text};
 
 /// Reads a candidate and checks it by itself, against the generated plan, and at level `core` against the baseline.
 ///
@@ -16,6 +16,25 @@ pub(super) fn read(candidate: &str, generated: &Plan, baseline: &Plan) -> Result
         Level::Full => Ok(()),
     }?;
     Ok(plan)
+}
+
+/// Whether a plan is of the level and in the language that were asked for: in the phases that it may change, what reads
+/// columns of tables.
+///
+/// # Errors
+/// One sentence: what is not.
+pub(super) fn is_asked_for(plan: &Plan, level: Level, framework: Framework) -> Result<(), String> {
+    if plan.level != level {
+        return Err(format!("level: `{level}` was asked for, and this is `{}`", plan.level));
+    }
+    let reads =
+        |arg: &Arg| matches!(arg, Arg::Column(..) | Arg::Valid(..) | Arg::Offsets(..) | Arg::Bytes(..));
+    let open = plan.phases.iter().filter(|phase| level == Level::Full || phase.hot);
+    let other = open.flat_map(launches).find(|l| l.framework() != framework && l.args.iter().any(reads));
+    match other {
+        Some(launch) => Err(format!("kernel `{}` reads columns and is not in {framework}", launch.kernel)),
+        None => Ok(()),
+    }
 }
 
 /// The phase that a candidate of level `core` marks as the one it replaces.
@@ -185,6 +204,12 @@ mod tests {
             + hot;
         let judged = |plan: &str| read(plan, &baseline, &baseline).map(drop);
         assert_eq!(judged(&plan), Ok(()));
+        let read_plan = text::parse(&plan).unwrap();
+        assert_eq!(is_asked_for(&read_plan, Level::Core, Framework::Triton), Ok(()));
+        let other = is_asked_for(&read_plan, Level::Core, Framework::Cuda).unwrap_err();
+        assert!(other.contains("reads columns and is not in cuda"), "{other}");
+        let other = is_asked_for(&read_plan, Level::Full, Framework::Triton).unwrap_err();
+        assert!(other.contains("`full` was asked for"), "{other}");
         for (from, to, word) in [
             ("const i64 v6 = a1_sum_0[0];", "const i64 v6 = a1_sum_0[0] + 0;", "kernel `result_rows`"),
             ("void result_rows(", "void results(", "kernel `result_rows`"),

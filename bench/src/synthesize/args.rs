@@ -40,7 +40,7 @@ pub struct SynthesizeArgs {
     /// What the plan's source is written in
     #[arg(long, value_enum, default_value_t = Framework::Cuda)]
     pub framework: Framework,
-    /// What of the baseline plan may change: its hot phase (in CUDA), or everything
+    /// What of the baseline plan may change: its hot phase, or everything
     #[arg(long, value_enum, default_value_t = Level::Full)]
     pub level: Level,
     /// Blocks to leave out of the prompt
@@ -86,6 +86,15 @@ pub enum Framework {
     Triton,
 }
 
+impl From<Framework> for dkb_kernels::Framework {
+    fn from(framework: Framework) -> Self {
+        match framework {
+            Framework::Cuda => dkb_kernels::Framework::Cuda,
+            Framework::Triton => dkb_kernels::Framework::Triton,
+        }
+    }
+}
+
 /// What of a baseline plan may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
@@ -93,6 +102,15 @@ pub enum Level {
     Core,
     /// Everything but what the query demands.
     Full,
+}
+
+impl From<Level> for dkb_kernels::Level {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Core => dkb_kernels::Level::Core,
+            Level::Full => dkb_kernels::Level::Full,
+        }
+    }
 }
 
 /// A block that a prompt can do without.
