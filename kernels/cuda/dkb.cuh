@@ -41,6 +41,7 @@ enum { DKB_OVERFLOW = 1, DKB_DIVISION = 2, DKB_SCALAR = 3 };
 
 // The rows for which `passes(i)` is true, a function of the row alone.
 #define DKB_ROWS_THAT(i, n, passes) DKB_ROWS(i, n) if (passes(i))
+#define DKB_ROWS_AHEAD(i, n, passes) DKB_ROWS(i, n) if (passes(i))
 
 // Tiles of as many rows as the block has threads: all threads of the block take part in every one.
 #define DKB_TILES(first, n) DKB_ROWS(first, n)
@@ -135,6 +136,45 @@ template <class F> struct PassingRows {
     return true;
   }
   DKB_MEMBER u64 row() const { return mine; }
+};
+
+// The same where `passes` is a cheap test of one column: lanes go on with the rows that they have tested.
+#define DKB_ROWS_AHEAD(i, n, passes)                                         \
+  for (TestedRows<decltype(passes)> i##_that(n, passes); i##_that.next();)   \
+    for (u64 i = i##_that.row(); i != DKB_NONE; i = DKB_NONE)
+
+template <class F> struct TestedRows {
+  // Rows that a lane tests at a time: their loads are in flight together.
+  enum { BATCH = 4 };
+  const u64 rows, stride;
+  const F& passes;
+  u64 first;     // the lane's next row to test
+  u64 from;      // the first row of the batch
+  u32 left = 0;  // rows of the batch that passed and were not returned, a bit each
+
+  DKB_MEMBER TestedRows(u64 rows, const F& passes)
+      : rows(rows), stride(u64(gridDim.x) * blockDim.x), passes(passes),
+        first(blockIdx.x * u64(blockDim.x) + threadIdx.x) {}
+  DKB_MEMBER bool next() {
+    // all lanes of a warp test together, so that they read neighbouring rows
+    while (!__any_sync(~0u, left != 0)) {
+      if (first - threadIdx.x % 32 >= rows) return false;
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) {
+        const u64 row = first + k * stride;
+        left |= u32(row < rows && passes(row)) << k;
+      }
+      from = first;
+      first += BATCH * stride;
+    }
+    return true;
+  }
+  DKB_MEMBER u64 row() {
+    if (left == 0) return DKB_NONE;
+    const u64 row = from + u64(__ffs(left) - 1) * stride;
+    left &= left - 1;
+    return row;
+  }
 };
 
 #define DKB_TILES(first, n) \

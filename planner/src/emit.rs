@@ -316,10 +316,17 @@ impl<'a> Emitter<'a> {
                             pipe.prune.push(p.clone());
                         }
                     }
+                    let bare = pipe.is_bare();
+                    let (mut columns, mut share) = (BTreeSet::new(), 1.0);
                     for p in predicates {
-                        let p = self.with_named_operand(pipe, p)?;
-                        let truth = self.truth(pipe, &p)?;
+                        let named = self.with_named_operand(pipe, p)?;
+                        let truth = self.truth(pipe, &named)?;
                         pipe.keep_if(&truth);
+                        p.collect(&mut columns);
+                        share *= self.estimate(|o| o.selectivity(p));
+                        if bare && columns.len() == 1 {
+                            pipe.test_ahead(share);
+                        }
                     }
                     pipe.rows = rows;
                     pipe.steps

@@ -526,7 +526,7 @@ impl Order<'_> {
         }
     }
 
-    fn selectivity(&self, e: &Expr) -> f64 {
+    pub(crate) fn selectivity(&self, e: &Expr) -> f64 {
         match &e.kind {
             Kind::Bool(b) => f64::from(u8::from(*b)),
             Kind::And(list) => list.iter().map(|e| self.selectivity(e)).product(),

@@ -91,6 +91,10 @@ enum Does {
 /// warp would idle; of less, most warps have no row to go on with.
 const COLLECTED_SHARE: std::ops::Range<f64> = 1.0 / 32.0..0.25;
 
+/// Rows are tested some at a time where at most this share of them passes what one column says: so many loads of that
+/// column, which wait for nothing else, are in flight together.
+const TESTED_AHEAD_SHARE: f64 = 0.25;
+
 /// A kernel under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct Pipe {
@@ -102,6 +106,8 @@ pub(crate) struct Pipe {
     /// Statements before the row loop.
     pub(crate) head: String,
     body: Vec<Line>,
+    /// Statements at the beginning of the body that ask of one column whether rows pass.
+    ahead: usize,
     /// The statements up to here decide which rows the others see.
     tested: usize,
     /// Statements after the row loop.
@@ -139,6 +145,7 @@ impl Pipe {
             args: IndexSet::new(),
             head: String::new(),
             body: Vec::new(),
+            ahead: 0,
             tested: 0,
             tail: String::new(),
             depth: 2,
@@ -199,6 +206,20 @@ impl Pipe {
         self.skip_if(format!("!({condition})"));
     }
 
+    /// Says that this share of the rows passes what was asked of one column, and that nothing else was asked yet. Text is
+    /// read byte by byte, one after the other, and not tested ahead.
+    pub(crate) fn test_ahead(&mut self, share: f64) {
+        let text = self.args.iter().any(|arg| matches!(arg, Arg::Offsets(..)));
+        if share <= TESTED_AHEAD_SHARE && !text && !self.body.iter().any(|l| matches!(l.does, Does::Act)) {
+            self.ahead = self.body.len();
+        }
+    }
+
+    /// Whether nothing was asked of a table's rows yet.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.body.is_empty() && matches!(self.over, Over::Table(_))
+    }
+
     /// Says that what follows is costly for a row: if few rows get here, they are collected before it.
     pub(crate) fn collect_rows(&mut self) {
         let few = COLLECTED_SHARE.contains(&(self.rows / self.source_rows));
@@ -214,7 +235,11 @@ impl Pipe {
             writeln!(text, "{}{line}", "  ".repeat(depth)).expect("writing to a String");
         };
         let slot = (self.row == "slot").then_some("const u64 slot = first_row + i;");
-        let (tests, rest) = self.body.split_at(self.tested);
+        let (tests, rows) = match self.tested {
+            0 => (self.ahead, "DKB_ROWS_AHEAD"),
+            tested => (tested, "DKB_ROWS_THAT"),
+        };
+        let (tests, rest) = self.body.split_at(tests);
         if tests.is_empty() {
             add(1, "DKB_ROWS(i, rows) {");
             slot.iter().for_each(|s| add(2, s));
@@ -229,7 +254,7 @@ impl Pipe {
             }
             add(2, "return true;");
             add(1, "};");
-            add(1, "DKB_ROWS_THAT(i, rows, passes) {");
+            add(1, &format!("{rows}(i, rows, passes) {{"));
             slot.iter().for_each(|s| add(2, s));
             needed(tests, rest).iter().for_each(|line| add(2, &line.text));
         }
