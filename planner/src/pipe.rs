@@ -93,7 +93,7 @@ const COLLECTED_SHARE: std::ops::Range<f64> = 1.0 / 32.0..0.25;
 
 /// Rows are tested some at a time where at most this share of them passes what one column says: so many loads of that
 /// column, which wait for nothing else, are in flight together.
-const TESTED_AHEAD_SHARE: f64 = 0.25;
+const TESTED_AHEAD_SHARE: f64 = 0.5;
 
 /// A kernel under construction.
 #[derive(Debug, Clone)]
