@@ -181,7 +181,7 @@ fn cheating_and_broken_plans_are_rejected() {
     let plan = honest("q06");
     let add = "  block_add(a1_sum_0, a1_sum_0_here);";
     let head = "#include \"dkb.cuh\"\n";
-    let test = "if (!((l_shipdate[i] >= p->date))) continue;";
+    let test = "if (!((l_shipdate[i] >= p->date))) return false;";
     for (what, from, to, outcome, word) in [
         (
             "a constant answer",
@@ -190,11 +190,11 @@ fn cheating_and_broken_plans_are_rejected() {
             "wrong",
             "wrong on",
         ),
-        ("an ignored parameter", test, "if (!(l_shipdate[i] >= 8766)) continue;", "wrong", "date ="),
+        ("an ignored parameter", test, "if (!(l_shipdate[i] >= 8766)) return false;", "wrong", "date ="),
         (
             "rows left out",
             test,
-            "if (i % 64 == 1 || !(l_shipdate[i] >= p->date)) continue;",
+            "if (i % 64 == 1 || !(l_shipdate[i] >= p->date)) return false;",
             "wrong",
             "wrong on",
         ),

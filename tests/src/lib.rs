@@ -32,14 +32,14 @@ pub fn written_plans() -> Vec<(PathBuf, Plan)> {
         let files = std::fs::read_dir(root().join(dir)).unwrap_or_else(|e| panic!("{dir}: {e}"));
         files.map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "plan"))
     };
-    let folders = ["kernels/specialized", "kernels/specialized/candidates", "prompts"];
+    let specialized = ["kernels/specialized", "kernels/specialized/triton", "kernels/specialized/candidates"];
     let read = |path: PathBuf| {
         let text = std::fs::read_to_string(&path).expect("the plan is readable");
         let plan = dkb_kernels::text::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         dkb_kernels::check(&plan).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         (path, plan)
     };
-    folders.into_iter().flat_map(files).map(read).collect()
+    specialized.into_iter().chain(["prompts"]).flat_map(files).map(read).collect()
 }
 
 /// `target/release` or `target/debug`, whichever the running test was built into.
