@@ -200,8 +200,8 @@ fn cheating_and_broken_plans_are_rejected() {
         ),
         (
             "one partition left out",
-            "DKB_ROWS(i, rows) {\n    if",
-            "DKB_ROWS(i, rows < 60000 ? 0 : rows) {\n    if",
+            "DKB_ROWS_AHEAD(i, rows, passes) {",
+            "DKB_ROWS_AHEAD(i, rows < 60000 ? 0 : rows, passes) {",
             "wrong",
             "two devices",
         ),

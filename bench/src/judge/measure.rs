@@ -58,7 +58,7 @@ const SETS: usize = 4;
 /// The workers of a timing, ready to run.
 struct Workers {
     /// In the order of [`ORDER`].
-    processes: Vec<Process>,
+    processes: Vec<(Side, Process)>,
     /// What the first of each side says.
     base: Opened,
     other: Opened,
@@ -115,7 +115,7 @@ impl Judge {
         let pairs = self.pairs(query, &set, &mut workers, &failed, seed)?;
         let measured = timing::timing(&pairs);
         (found.timing, found.paper) = (Some(measured.clone()), Some(timing::paper(&pairs)));
-        let bandwidth = workers.processes[0].gb_per_s(LONG);
+        let bandwidth = workers.processes[0].1.gb_per_s(LONG);
         let bandwidth = bandwidth.map_err(|ended| baseline_broke(query, &set, &ended))?;
         let floor_bytes = workers.other.floor_bytes as f64;
         if let Some(bytes_a_ms) = bandwidth.map(|gb| gb * 1e6)
@@ -144,7 +144,7 @@ impl Judge {
                 Side::Base => Stop::Broken(baseline_broke(query, set, &ended)),
                 Side::Other => rejected(ended, set).into(),
             })?;
-            processes.push(process);
+            processes.push((side, process));
             let first = if side == Side::Base { &mut base } else { &mut other };
             first.get_or_insert(opened);
         }
@@ -172,26 +172,26 @@ impl Judge {
             for at in 0..SETS {
                 let params = drawn(query, &fixed, seed.wrapping_add((pair * SETS + at) as u64));
                 let stop = limit(LEAST_LIMIT, SLOW, base_ms);
-                let turn = at * TURN % ORDER.len()..;
-                let (mut wanted, mut got) = (None, Vec::new());
-                for (side, worker) in ORDER[turn.clone()].iter().zip(&mut workers.processes[turn]).take(TURN)
-                {
-                    if *side == Side::Base {
-                        let ran = worker.run(&params, LONG);
-                        let ran = ran.map_err(|ended| baseline_broke(query, set, &ended))?;
-                        base_sum += ran.exec_ms;
-                        wanted = Some(ran.batch);
-                    } else {
-                        let ran = worker.run(&params, stop).map_err(|ended| other_failed(ended, &params))?;
-                        other_sum += ran.exec_ms;
-                        got.push(ran.batch);
+                let (mut base, mut other) = (Vec::new(), Vec::new());
+                for (side, worker) in workers.processes[at * TURN % ORDER.len()..].iter_mut().take(TURN) {
+                    match side {
+                        Side::Base => {
+                            let ran = worker.run(&params, LONG);
+                            base.push(ran.map_err(|ended| baseline_broke(query, set, &ended))?);
+                        }
+                        Side::Other => {
+                            let ran = worker.run(&params, stop);
+                            other.push(ran.map_err(|ended| other_failed(ended, &params))?);
+                        }
                     }
                 }
-                let Some(want) = wanted else { unreachable!("a turn has workers of both sides") };
-                for got in &got {
-                    let same = compare(got, &want, want.num_columns(), rule, &order, None);
+                let want = &base[0].batch;
+                for got in &other {
+                    let same = compare(&got.batch, want, want.num_columns(), rule, &order, None);
                     same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
                 }
+                base_sum += base.iter().map(|ran| ran.exec_ms).sum::<f64>();
+                other_sum += other.iter().map(|ran| ran.exec_ms).sum::<f64>();
             }
             let runs = (SETS * TURN / 2) as f64;
             let times = (base_sum / runs, other_sum / runs);

@@ -41,14 +41,14 @@ pub(crate) struct Exchange {
 }
 
 /// Which blocks of the copies of a buffer hold what is to be folded.
-struct Marks {
+struct FilledBlocks {
     /// By device: those of its copy.
     own: Vec<Box<dyn Memory>>,
     /// By device: those of any other copy. Empty if there is but one, whose own marks serve.
     others: Vec<Box<dyn Memory>>,
 }
 
-impl Marks {
+impl FilledBlocks {
     fn of_others(&self, device: usize) -> u64 {
         self.others.get(device).unwrap_or_else(|| &self.own[1 - device]).address()
     }
@@ -220,7 +220,7 @@ impl Exchange {
     }
 
     /// Marks the blocks of a buffer that its devices have filled; None where that repays nothing.
-    fn mark(&self, fold: &Fold) -> Result<Option<Marks>, DeviceError> {
+    fn mark(&self, fold: &Fold) -> Result<Option<FilledBlocks>, DeviceError> {
         let (of, count) = (fold.of, self.devices.len());
         let is_aligned = |device: usize| of.on(device).address().is_multiple_of(WORD_BYTES);
         let Some(idle) = fold.idle.filter(|_| self.links.reads_peers() && of.bytes >= self.mark_bytes) else {
@@ -236,7 +236,7 @@ impl Exchange {
             Ok(memory)
         };
         let each = || self.devices.iter().map(zeros).collect::<Result<Vec<_>, DeviceError>>();
-        let marks = Marks { own: each()?, others: if count > 2 { each()? } else { Vec::new() } };
+        let marks = FilledBlocks { own: each()?, others: if count > 2 { each()? } else { Vec::new() } };
         for (at, device) in self.devices.iter().enumerate() {
             let (data, marks) = (of.on(at).address(), marks.own[at].address());
             let task = MarkTask { data, bytes: of.bytes as u64, idle, marks }.to_bytes();
@@ -351,7 +351,7 @@ impl Exchange {
 /// added to the pieces.
 fn add_fold<'t>(
     fold: &Fold<'t>,
-    marks: Option<&'t Marks>,
+    marks: Option<&'t FilledBlocks>,
     fold_tasks: &mut [Vec<Task<'t>>],
     copy_tasks: &mut [Vec<Task<'t>>],
     pieces: &mut Vec<Piece<'t>>,
