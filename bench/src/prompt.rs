@@ -183,7 +183,7 @@ pub(crate) fn signatures() -> Vec<(String, String)> {
 
 /// The prototypes of a plan's kernels in CUDA C++.
 fn prototypes(plan: &Plan) -> String {
-    let source = plan.section(Framework::Cuda).unwrap_or_default();
+    let source = plan.source_in(Framework::Cuda);
     let kernels = source.match_indices("extern \"C\" __global__ void ").map(|(at, _)| &source[at..]);
     let heads = kernels.filter_map(|text| text.split(" {").next()).map(|head| format!("{head};\n"));
     heads.collect()

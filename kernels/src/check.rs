@@ -567,8 +567,7 @@ fn words(source: &str) -> impl Iterator<Item = &str> {
     source.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|w| !w.is_empty())
 }
 
-/// Refuses a source that is too long, or hides something from its readers.
-/// Checks the source, each section by the rules of its language.
+/// Refuses a source that is too long, and checks each section by the rules of its language.
 fn sections(plan: &Plan) -> Result<(), CheckError> {
     let sections = Framework::ALL.into_iter().filter_map(|f| Some((f, plan.section(f)?)));
     let bytes: usize = sections.clone().map(|(_, text)| text.len()).sum();
@@ -587,6 +586,7 @@ fn sections(plan: &Plan) -> Result<(), CheckError> {
     Ok(())
 }
 
+/// Refuses a text that hides something from its readers.
 fn plain_text(text: &str) -> Result<(), CheckError> {
     match text.chars().find(|c| c.is_control() && !"\t\n\r\x0c".contains(*c)) {
         Some(c) => fail("source", format!("the control character U+{:04X} is not allowed", c as u32)),

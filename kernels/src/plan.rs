@@ -60,6 +60,11 @@ impl Plan {
     pub fn section(&self, framework: Framework) -> Option<&str> {
         if framework == self.framework { Some(&self.source) } else { self.other_source.as_deref() }
     }
+
+    /// The source in a language; empty if there is none.
+    pub fn source_in(&self, framework: Framework) -> &str {
+        self.section(framework).unwrap_or_default()
+    }
 }
 
 /// The language of a section of a plan's source.

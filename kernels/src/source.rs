@@ -236,7 +236,7 @@ pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
         if !is_name(kernel) {
             return Err(SourceError::Name(kernel.to_owned()));
         }
-        if words(cuda_source(plan)).any(|word| word == kernel) {
+        if words(plan.source_in(Framework::Cuda)).any(|word| word == kernel) {
             text += &format!("DKB_EXPORT({kernel})\n");
         }
     }
@@ -247,11 +247,6 @@ pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
 pub fn kernels(plan: &Plan) -> BTreeSet<&str> {
     let launches = launches(plan).filter(|launch| launch.framework() == Framework::Cuda);
     launches.map(|launch| launch.kernel.as_str()).collect()
-}
-
-/// The plan's source in CUDA C++; empty if there is none.
-fn cuda_source(plan: &Plan) -> &str {
-    plan.section(Framework::Cuda).unwrap_or_default()
 }
 
 /// Device source of the runtime's own, as opposed to a plan's.
@@ -293,7 +288,7 @@ fn unit(head: &str, plan: &Plan) -> Result<String, SourceError> {
     if let Some(name) = plan.params.keys().find(|name| !is_name(name)) {
         return Err(SourceError::Name(name.clone()));
     }
-    let source = without_include(cuda_source(plan))?;
+    let source = without_include(plan.source_in(Framework::Cuda))?;
     let params = params_struct(plan);
     Ok(format!(
         "{head}#line 1 \"dkb.cuh\"\n{DKB_CUH}\n\

@@ -323,9 +323,11 @@ impl<'a> Emitter<'a> {
                         let truth = self.truth(pipe, &named)?;
                         pipe.keep_if(&truth);
                         p.collect(&mut columns);
-                        share *= self.estimate(|o| o.selectivity(p));
-                        if bare && columns.len() == 1 {
-                            pipe.test_ahead(share);
+                        if bare && columns.len() < 2 {
+                            share *= self.estimate(|o| o.selectivity(p));
+                            if !columns.is_empty() {
+                                pipe.test_ahead(share);
+                            }
                         }
                     }
                     pipe.rows = rows;

@@ -20,10 +20,11 @@ const OVERLOADS: usize = 4;
 /// The first errors of a compiler's output about a candidate.
 pub(super) fn first_errors(log: &str, candidate: &str) -> String {
     let lines: Vec<&str> = candidate.lines().collect();
+    let before = lines_before(candidate);
     let mut out: Vec<String> = Vec::new();
     let (mut errors, mut notes, mut shown) = (0, 0, None);
     for line in log.lines() {
-        let (told, at) = in_file(line, candidate);
+        let (told, at) = in_file(line, &before);
         if is_error(line) {
             errors += 1;
             if errors > ERRORS {
@@ -48,19 +49,24 @@ pub(super) fn first_errors(log: &str, candidate: &str) -> String {
 
 /// A message in which lines of the source are lines of the plan file.
 pub(super) fn with_file_lines(message: &str, candidate: &str) -> String {
-    message.lines().map(|line| in_file(line, candidate).0).collect::<Vec<_>>().join("\n")
+    let before = lines_before(candidate);
+    message.lines().map(|line| in_file(line, &before).0).collect::<Vec<_>>().join("\n")
 }
 
-/// The lines in front of the section of a plan's source in a language.
-fn lines_before(candidate: &str, framework: Framework) -> usize {
+/// Gives the lines in front of the section of a plan's source in a language.
+fn lines_before(candidate: &str) -> impl Fn(Framework) -> usize {
     let lines = |text: &str| text.lines().count();
-    let Ok(plan) = text::parse(candidate) else { return lines(candidate) };
-    let behind = match &plan.other_source {
-        None => lines(&plan.source),
-        Some(second) if framework != plan.framework => lines(second),
-        Some(second) => lines(&plan.source) + SECTION_LINES + lines(second),
-    };
-    lines(candidate) - behind
+    let all = lines(candidate);
+    let plan = text::parse(candidate).ok();
+    move |framework| {
+        let Some(plan) = &plan else { return all };
+        let behind = match &plan.other_source {
+            None => lines(&plan.source),
+            Some(second) if framework != plan.framework => lines(second),
+            Some(second) => lines(&plan.source) + SECTION_LINES + lines(second),
+        };
+        all - behind
+    }
 }
 
 fn is_error(line: &str) -> bool {
@@ -75,12 +81,12 @@ fn is_excerpt(line: &str, code: Option<&str>) -> bool {
 }
 
 /// A line of a compiler's output with places of the source as places of the file, and the first of these.
-fn in_file(line: &str, candidate: &str) -> (String, Option<usize>) {
+fn in_file(line: &str, before: &impl Fn(Framework) -> usize) -> (String, Option<usize>) {
     let (mut out, mut rest, mut first) = (String::new(), line, None);
     while let Some(c) = rest.chars().next() {
         match place(rest) {
             Some((framework, number, behind)) => {
-                let at = number + lines_before(candidate, framework);
+                let at = number + before(framework);
                 first = first.or(Some(at));
                 out += &format!("line {at}");
                 rest = behind;

@@ -124,26 +124,26 @@ fn is_core(plan: &Plan, baseline: &Plan) -> Result<(), String> {
 /// `core`: the kernels of all phases but the hot one are the baseline's.
 fn is_core_source(plan: &Plan, baseline: &Plan) -> Result<(), String> {
     let differs = |what: String| Err(format!("{what}: at level `core` it must be the baseline's"));
-    let cuda = |plan| section(plan, Framework::Cuda);
+    let [theirs, ours] = [baseline, plan].map(|plan| plan.source_in(Framework::Cuda));
     let hot: Vec<&str> = baseline.phases.iter().filter(|p| p.hot).flat_map(launches).map(kernel).collect();
     for launch in baseline.phases.iter().flat_map(launches).filter(|launch| !hot.contains(&kernel(launch))) {
         let kernel = kernel(launch);
         match launch.framework() {
             Framework::Cuda => {
-                let text = definition(cuda(baseline), kernel)
+                let text = definition(theirs, kernel)
                     .ok_or_else(|| format!("the baseline's source has no kernel `{kernel}`"))?;
-                if definition(cuda(plan), kernel) != Some(text) {
+                if definition(ours, kernel) != Some(text) {
                     return differs(format!("kernel `{kernel}`"));
                 }
             }
             // What a kernel calls may stand anywhere in its section.
-            Framework::Triton if section(plan, Framework::Triton) != section(baseline, Framework::Triton) => {
+            Framework::Triton if plan.section(Framework::Triton) != baseline.section(Framework::Triton) => {
                 return differs(format!("the section in Triton, which has kernel `{kernel}`"));
             }
             Framework::Triton => {}
         }
     }
-    let directive = cuda(plan).lines().map(str::trim_start).find(|line| {
+    let directive = ours.lines().map(str::trim_start).find(|line| {
         line.starts_with('#') && *line != "#include \"dkb.cuh\"" && !line.starts_with("#pragma unroll")
     });
     match directive {
@@ -152,11 +152,6 @@ fn is_core_source(plan: &Plan, baseline: &Plan) -> Result<(), String> {
         }
         None => Ok(()),
     }
-}
-
-/// The plan's source in a language; empty if there is none.
-fn section(plan: &Plan, framework: Framework) -> &str {
-    plan.section(framework).unwrap_or_default()
 }
 
 fn hot_phases(plan: &Plan) -> Vec<&str> {

@@ -1,5 +1,5 @@
-//! Triton: the section of a plan's source in Python to machine code of one architecture. Needs `python3` with the package `triton`, and
-//! no GPU.
+//! Triton: the section of a plan's source in Python to machine code of one architecture. Needs `python3` with the package
+//! `triton`, and no GPU.
 //!
 //! Invariant: `triton_compile.py` has checked a source against its allow-list before Python or Triton reads it. It
 //! runs in a process of its own, with a clean environment, a folder of its own and a limit on its time.
@@ -96,7 +96,7 @@ pub fn compile(plan: &Plan, arch: &str) -> Result<Vec<Compiled>, DeviceError> {
 pub(super) fn cached(plan: &Plan, arch: &str) -> Result<Kernels, DeviceError> {
     static KERNELS: SharedMap<Vec<Compiled>> = SharedMap::new();
     let request = request(plan, capability(arch)?);
-    let key = cache::key(&[SCRIPT, source(plan), &request, &toolchain()?.version]);
+    let key = cache::key(&[SCRIPT, plan.source_in(Framework::Triton), &request, &toolchain()?.version]);
     let compiled = KERNELS.get_or_make(&key, || {
         let disk = DiskCache::from_env();
         let name = format!("{key}.triton");
@@ -151,11 +151,6 @@ fn capability(arch: &str) -> Result<u32, DeviceError> {
     number.ok_or_else(|| call_error("compiling", format!("`{arch}` is not an architecture like sm_90")))
 }
 
-/// The plan's source in Triton; empty if there is none.
-fn source(plan: &Plan) -> &str {
-    plan.section(Framework::Triton).unwrap_or_default()
-}
-
 /// What the script is asked for, see there.
 fn request(plan: &Plan, arch: u32) -> String {
     #[derive(Serialize)]
@@ -187,7 +182,7 @@ fn run(
 ) -> Result<Vec<u8>, DeviceError> {
     let files = |e: io::Error| call_error("compiling in a folder for temporary files", e);
     let scratch = tempfile::tempdir().map_err(files)?;
-    fs::write(scratch.path().join(TRITON_SOURCE_NAME), source(plan)).map_err(files)?;
+    fs::write(scratch.path().join(TRITON_SOURCE_NAME), plan.source_in(Framework::Triton)).map_err(files)?;
     fs::write(scratch.path().join("request"), request).map_err(files)?;
     fs::write(scratch.path().join("kernels"), "").map_err(files)?;
     let output = python3(python, scratch.path(), &[mode, "request", "kernels"])

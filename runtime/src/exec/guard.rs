@@ -439,6 +439,11 @@ extern "C" __global__ void scan(u64 rows, i16* k, const Params* p, i64* total, i
 
     const KEYS: &str = r#"
 assumes = ["as_it_was(t.t_key)"]
+buffers = [
+  { name = "keys_t", type = "i64", len = "rows_t", start = "zero" },
+  { name = "keys_u", type = "i64", len = "rows_t", start = "zero" },
+  { name = "names", type = "i64", len = "rows_t", start = "zero" },
+]
 [params.first]
 type = "int64"
 default = "-1"
@@ -449,21 +454,6 @@ t_namekey = "int32 as i16"
 u_key = "decimal(9,1) as i16 null"
 [sizes]
 rows_t = { value = "rows(t)" }
-[[buffers]]
-name = "keys_t"
-type = "i64"
-len = "rows_t"
-start = "zero"
-[[buffers]]
-name = "keys_u"
-type = "i64"
-len = "rows_t"
-start = "zero"
-[[buffers]]
-name = "names"
-type = "i64"
-len = "rows_t"
-start = "zero"
 [[phases]]
 name = "scan_t"
 over = "t"
