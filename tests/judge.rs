@@ -164,7 +164,7 @@ fn the_worked_examples_keep_the_rules_and_the_one_that_runs_here_is_right() {
 
 #[test]
 fn a_core_in_triton_keeps_the_rules() {
-    let written = include_str!("../kernels/specialized/candidates/q06-core-triton.plan");
+    let written = include_str!("../kernels/specialized/triton-core/q06.plan");
     let (_, hot) = written.split_once("/*--- triton ---*/\n").expect("two sections");
     let launch = "kernel = \"a1_group\"\nthreads = \"rows\"\n";
     let programs = "kernel = \"a1_group\"\ntriton = { programs = \"(rows + 16383) / 16384\", \

@@ -232,7 +232,7 @@ fn compile_errors_give_the_line_of_the_source() {
 
 #[test]
 fn host_devices_refuse_triton() {
-    let core = include_str!("../kernels/specialized/candidates/q06-core-triton.plan");
+    let core = include_str!("../kernels/specialized/triton-core/q06.plan");
     for plan in [plan(&SOURCE), text::parse(core).expect("the plan is one")] {
         let refused = HostDevice::new(0, 1, 1 << 20).compile(&plan).err().map(|e| e.to_string());
         assert_eq!(refused.as_deref(), Some("kernels in Triton run on GPUs only: use --device cuda"));

@@ -12,6 +12,7 @@ use crate::plan::{
 };
 use crate::prune::{Predicate, comparable};
 use crate::repr::{Elem, Physical, SqlType};
+use crate::source::has_word;
 use crate::triton::{has_kernel, triton_kernel, triton_type};
 
 /// The largest source a plan may have, in bytes.
@@ -282,7 +283,7 @@ impl Checker<'_> {
     fn kernel(&self, field: &str, launch: &Launch) -> Result<(), CheckError> {
         let (name, triton) = (&launch.kernel, self.plan.section(Framework::Triton));
         match (launch.framework(), self.plan.section(launch.framework())) {
-            (Framework::Cuda, Some(source)) if words(source).any(|w| w == name) => Ok(()),
+            (Framework::Cuda, Some(source)) if has_word(source, name) => Ok(()),
             (Framework::Triton, Some(source)) if has_kernel(source, name) => Ok(()),
             (Framework::Cuda, Some(_)) if !triton.is_some_and(|source| has_kernel(source, name)) => {
                 fail(format!("{field}.kernel"), format!("the source has no kernel `{name}`"))

@@ -236,7 +236,7 @@ pub fn host_translation_unit(plan: &Plan) -> Result<String, SourceError> {
         if !is_name(kernel) {
             return Err(SourceError::Name(kernel.to_owned()));
         }
-        if words(plan.source_in(Framework::Cuda)).any(|word| word == kernel) {
+        if has_word(plan.source_in(Framework::Cuda), kernel) {
             text += &format!("DKB_EXPORT({kernel})\n");
         }
     }
@@ -303,8 +303,13 @@ fn is_name(text: &str) -> bool {
     text.chars().all(word) && text.starts_with(|c: char| !c.is_ascii_digit())
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+/// Whether a name, and not only a longer one that has it within, is in a text.
+pub(crate) fn has_word(text: &str, word: &str) -> bool {
+    let longer = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let at = |(at, _): (usize, &str)| {
+        !text[..at].ends_with(longer) && !text[at + word.len()..].starts_with(longer)
+    };
+    text.match_indices(word).any(at)
 }
 
 /// The source with `#include "dkb.cuh"` made an empty line.

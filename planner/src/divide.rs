@@ -4,7 +4,7 @@
 //! lies in another part, so that each row takes effect in exactly one. Arrays indexed by the key then hold a
 //! part's range only. State without an integer key is divided alone, by a hash of its whole key.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use dkb_kernels::{Arg, On, Phase, Shard, Size};
 
@@ -48,11 +48,31 @@ pub(crate) struct Touch {
     pub(crate) keys: Option<KeyRange>,
 }
 
+/// What the phases do with buffers and states; buffers and phases by their numbers.
+struct Uses<'a> {
+    numbers: HashMap<&'a str, usize>,
+    /// By phase, the buffers that its kernels refer to.
+    mentions: Vec<BTreeSet<usize>>,
+    /// By phase, the buffers that it writes.
+    writes: Vec<BTreeSet<usize>>,
+    /// By phase, how its pipelines meet states.
+    touches: Vec<Vec<&'a Touch>>,
+    /// By buffer, the first phase that refers to it.
+    makers: Vec<Option<usize>>,
+}
+
 /// Phases that run once a part, and those before the last of them that are moved in front.
 struct Schedule {
     inside: Vec<usize>,
     moved: Vec<usize>,
     buffers: Vec<String>,
+}
+
+impl Uses<'_> {
+    /// The numbers of buffers.
+    fn buffers<'n>(&self, names: impl IntoIterator<Item = &'n String>) -> impl Iterator<Item = usize> {
+        names.into_iter().filter_map(|name| self.numbers.get(name.as_str()).copied())
+    }
 }
 
 impl Emitter<'_> {
@@ -112,20 +132,20 @@ impl Emitter<'_> {
     pub(crate) fn divide(&mut self) -> Result<Option<Shard>, Fault> {
         let mut candidates = std::mem::take(&mut self.divisible);
         candidates.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
-        let mentions: Vec<BTreeSet<&str>> = self.phases.iter().map(mentions).collect();
+        let uses = self.uses();
         if let Some(division) = self.divided {
             let states: Vec<&Divisible> =
                 candidates.iter().filter(|c| division.states.contains(&c.name)).collect();
-            let schedule = self.schedule(&states, &mentions).ok();
+            let schedule = self.schedule(&states, &uses).ok();
             return Ok(schedule.map(|schedule| self.reorder(schedule)));
         }
         let mut best: Option<(f64, Vec<&Divisible>)> = None;
         for seed in &candidates {
-            let Some(mut group) = self.grow(vec![seed], &candidates, &mentions) else { continue };
+            let Some(mut group) = self.grow(vec![seed], &candidates, &uses) else { continue };
             for other in candidates.iter().filter(|c| seed.keys.is_some() && c.keys.is_some()) {
                 if !group.iter().any(|c| c.name == other.name) {
                     let larger = group.iter().copied().chain([other]).collect();
-                    group = self.grow(larger, &candidates, &mentions).unwrap_or(group);
+                    group = self.grow(larger, &candidates, &uses).unwrap_or(group);
                 }
             }
             let bytes = group.iter().map(|c| c.bytes).sum();
@@ -143,13 +163,13 @@ impl Emitter<'_> {
         &self,
         mut group: Vec<&'a Divisible>,
         all: &'a [Divisible],
-        mentions: &[BTreeSet<&str>],
+        uses: &Uses,
     ) -> Option<Vec<&'a Divisible>> {
         loop {
-            let Err(needed) = self.schedule(&group, mentions) else { return Some(group) };
+            let Err(needed) = self.schedule(&group, uses) else { return Some(group) };
             let by_range = |c: &&Divisible| c.keys.is_some() && group[0].keys.is_some();
             let is_new = |c: &&Divisible| by_range(c) && !group.iter().any(|g| g.name == c.name);
-            let owner = |c: &&Divisible| c.buffers.iter().any(|b| needed.contains(b.as_str()));
+            let owner = |c: &&Divisible| uses.buffers(&c.buffers).any(|b| needed.contains(&b));
             group.push(all.iter().filter(is_new).find(owner)?);
         }
     }
@@ -173,54 +193,80 @@ impl Emitter<'_> {
         (span <= MOST_KEYS.min(largest * 2)).then_some(Domain { min, span, nullable: false, column })
     }
 
-    /// How the phases, which mention these buffers, run once a part, if they can: all from the first that touches the states to the last do, or
-    /// can be moved in front; each meets the states by one key; and none needs what another has only begun.
+    fn uses(&self) -> Uses<'_> {
+        let numbers: HashMap<&str, usize> =
+            self.buffers.iter().enumerate().map(|(k, b)| (b.name.as_str(), k)).collect();
+        let mut touches: HashMap<&str, Vec<&Touch>> = HashMap::new();
+        for (phase, list) in &self.touches {
+            touches.entry(phase).or_default().extend(list);
+        }
+        let mut uses = Uses {
+            mentions: Vec::new(),
+            writes: Vec::new(),
+            touches: self
+                .phases
+                .iter()
+                .map(|p| touches.remove(p.name.as_str()).unwrap_or_default())
+                .collect(),
+            makers: vec![None; numbers.len()],
+            numbers,
+        };
+        for (k, phase) in self.phases.iter().enumerate() {
+            let args = phase.launches.iter().chain(&phase.merge).flat_map(|l| &l.args);
+            let mentioned = args.filter_map(|a| if let Arg::Buffer(b) = a { Some(b) } else { None });
+            let mentioned: BTreeSet<usize> = uses.buffers(mentioned).collect();
+            mentioned.iter().for_each(|b| uses.makers[*b] = uses.makers[*b].or(Some(k)));
+            uses.mentions.push(mentioned);
+            uses.writes.push(uses.buffers(&phase.writes).collect());
+        }
+        uses
+    }
+
+    /// How the phases run once a part, if they can: all from the first that touches the states to the last do, or can be
+    /// moved in front; each meets the states by one key; and none needs what another has only begun.
     ///
     /// # Errors
     /// Buffers that would have to be divided, too; none if that would not help.
-    fn schedule<'m>(
-        &'m self,
-        states: &[&Divisible],
-        mentions: &[BTreeSet<&'m str>],
-    ) -> Result<Schedule, BTreeSet<&'m str>> {
+    fn schedule(&self, states: &[&Divisible], uses: &Uses) -> Result<Schedule, BTreeSet<usize>> {
         let never = BTreeSet::new;
         if states.iter().any(|s| s.keys.is_some()) && self.common_keys(states).is_none() {
             return Err(never());
         }
-        let buffers = states.iter().flat_map(|s| s.buffers.iter().map(|b| (b.as_str(), s.name.as_str())));
-        let owner: BTreeMap<&str, &str> = buffers.collect();
-        let touches = |k: &usize| mentions[*k].iter().any(|b| owner.contains_key(b));
-        let first = (0..mentions.len()).find(touches).ok_or_else(never)?;
-        let last = (0..mentions.len()).rfind(touches).ok_or_else(never)?;
-        let (inside, moved): (Vec<usize>, Vec<usize>) = (first..=last).partition(touches);
-        let mut maker: HashMap<&str, usize> = HashMap::new();
-        for (k, buffers) in mentions.iter().enumerate() {
-            buffers.iter().for_each(|b| {
-                maker.entry(b).or_insert(k);
-            });
+        // By buffer, the state that it belongs to.
+        let mut owner: Vec<Option<usize>> = vec![None; uses.makers.len()];
+        for (state, divisible) in states.iter().enumerate() {
+            uses.buffers(&divisible.buffers).for_each(|b| owner[b] = Some(state));
         }
-        let waits = |k: &&usize| mentions[**k].iter().any(|b| maker[b] >= first && touches(&maker[b]));
-        if let Some(k) = moved.iter().find(waits) {
-            return Err(mentions[*k].clone());
+        let touching: Vec<bool> =
+            uses.mentions.iter().map(|m| m.iter().any(|b| owner[*b].is_some())).collect();
+        let first = touching.iter().position(|touches| *touches).ok_or_else(never)?;
+        let last = touching.iter().rposition(|touches| *touches).ok_or_else(never)?;
+        let (inside, moved): (Vec<usize>, Vec<usize>) = (first..=last).partition(|k| touching[*k]);
+        let waits_for = |b: &usize| uses.makers[*b].is_some_and(|maker| maker >= first && touching[maker]);
+        if let Some(k) = moved.iter().find(|k| uses.mentions[**k].iter().any(waits_for)) {
+            return Err(uses.mentions[*k].clone());
         }
         for &k in &inside {
-            let phase = &self.phases[k];
-            let met: BTreeSet<&str> = mentions[k].iter().filter_map(|b| owner.get(b).copied()).collect();
-            let list = self.touches.iter().filter(|(name, _)| *name == phase.name).flat_map(|(_, list)| list);
-            let list: Vec<&Touch> = list.filter(|t| met.contains(t.state.as_str())).collect();
-            let one_key = list.windows(2).all(|pair| pair[0].key == pair[1].key);
-            let all_met = met.iter().all(|state| list.iter().any(|t| t.state == *state));
-            if phase.on != On::Each && !(one_key && all_met) {
+            let met: BTreeSet<usize> = uses.mentions[k].iter().filter_map(|b| owner[*b]).collect();
+            let keys = |state: usize| {
+                let list = uses.touches[k].iter().filter(move |t| t.state == states[state].name);
+                list.map(|t| t.key.as_str())
+            };
+            let all_met = met.iter().all(|state| keys(*state).next().is_some());
+            let one_key = met.iter().flat_map(|state| keys(*state)).collect::<BTreeSet<_>>().len() <= 1;
+            if self.phases[k].on != On::Each && !(one_key && all_met) {
                 return Err(never());
             }
-            let elsewhere = |b: &&str| inside.iter().any(|&j| j != k && mentions[j].contains(*b));
-            let begun = phase.writes.iter().map(String::as_str);
-            let begun: BTreeSet<&str> = begun.filter(|b| !owner.contains_key(b) && elsewhere(b)).collect();
+            let elsewhere = |b: usize| inside.iter().any(|&j| j != k && uses.mentions[j].contains(&b));
+            let begun = uses.writes[k].iter().copied().filter(|b| owner[*b].is_none() && elsewhere(*b));
+            let begun: BTreeSet<usize> = begun.collect();
             if !begun.is_empty() {
                 return Err(begun);
             }
         }
-        let buffers = owner.into_keys().map(str::to_owned).collect();
+        let owned = (0..owner.len()).filter(|b| owner[*b].is_some());
+        let mut buffers: Vec<String> = owned.map(|b| self.buffers[b].name.clone()).collect();
+        buffers.sort_unstable();
         Ok(Schedule { inside, moved, buffers })
     }
 
@@ -235,10 +281,4 @@ impl Emitter<'_> {
         self.phases.splice(start..start, phases);
         shard
     }
-}
-
-/// The buffers that a phase's kernels refer to.
-fn mentions(phase: &Phase) -> BTreeSet<&str> {
-    let args = phase.launches.iter().chain(&phase.merge).flat_map(|l| &l.args);
-    args.filter_map(|a| if let Arg::Buffer(b) = a { Some(b.as_str()) } else { None }).collect()
 }

@@ -32,14 +32,15 @@ pub fn written_plans() -> Vec<(PathBuf, Plan)> {
         let files = std::fs::read_dir(root().join(dir)).unwrap_or_else(|e| panic!("{dir}: {e}"));
         files.map(|e| e.expect("an entry").path()).filter(|p| p.extension().is_some_and(|e| e == "plan"))
     };
-    let specialized = ["kernels/specialized", "kernels/specialized/triton", "kernels/specialized/candidates"];
+    let specialized =
+        ["", "triton", "triton-core", "candidates"].map(|folder| format!("kernels/specialized/{folder}"));
     let read = |path: PathBuf| {
         let text = std::fs::read_to_string(&path).expect("the plan is readable");
         let plan = dkb_kernels::text::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         dkb_kernels::check(&plan).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         (path, plan)
     };
-    specialized.into_iter().chain(["prompts"]).flat_map(files).map(read).collect()
+    specialized.iter().map(String::as_str).chain(["prompts"]).flat_map(files).map(read).collect()
 }
 
 /// `target/release` or `target/debug`, whichever the running test was built into.

@@ -164,7 +164,7 @@ struct Judging {
     /// Where plans run
     #[arg(long, value_enum, default_value = "cuda")]
     device: Device,
-    /// Bytes of device memory for each worker: four are timed side by side, two of each plan
+    /// Bytes of device memory for each worker: eight are timed in turn, four of each plan
     #[arg(long, value_name = "BYTES", value_parser = dkb_runtime::cli::args::parse_bytes)]
     device_memory: Option<u64>,
     /// Run plans outside the sandbox, on a machine that has none: only plans that you trust

@@ -8,11 +8,11 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use dkb_runtime::cli::check::{Rule, compare};
+use dkb_runtime::cli::check::{OrderInfo, Rule, compare};
 use dkb_runtime::tpch::workload::Query;
 
 use super::correct::{Set, wrong};
-use super::process::{Ended, Process};
+use super::process::{Ended, Process, Ran};
 use super::worker::Program;
 use super::{
     Found, Judge, LONG, Opened, Params, Rejected, Stop, baseline_broke, drawn, limit, query_sql, rejected,
@@ -62,6 +62,49 @@ struct Workers {
     /// What the first of each side says.
     base: Opened,
     other: Opened,
+}
+
+/// What stays the same for all runs of a timing.
+struct Race<'a> {
+    query: &'a Query,
+    set: &'a Set<'a>,
+    order: OrderInfo,
+    rule: Rule,
+    /// What the failure of a run that is not the baseline's comes to.
+    other_failed: &'a dyn Fn(Ended, &Params) -> Stop,
+}
+
+impl Race<'_> {
+    /// Lets workers run one after another with the same parameters, and compares what they say with the baseline. Gives
+    /// the summed times of the baseline's and of the others in milliseconds. `base_ms` is how long the baseline took
+    /// before.
+    fn turn(
+        &self,
+        workers: &mut [(Side, Process)],
+        params: &Params,
+        base_ms: f64,
+    ) -> Result<(f64, f64), Stop> {
+        let (mut base, mut other) = (Vec::new(), Vec::new());
+        for (side, worker) in workers {
+            match side {
+                Side::Base => {
+                    let ran = worker.run(params, LONG);
+                    base.push(ran.map_err(|ended| baseline_broke(self.query, self.set, &ended))?);
+                }
+                Side::Other => {
+                    let ran = worker.run(params, limit(LEAST_LIMIT, SLOW, base_ms));
+                    other.push(ran.map_err(|ended| (self.other_failed)(ended, params))?);
+                }
+            }
+        }
+        let want = &base[0].batch;
+        for got in &other {
+            let same = compare(&got.batch, want, want.num_columns(), self.rule, &self.order, None);
+            same.map_err(|mismatch| wrong(&mismatch, self.set, params))?;
+        }
+        let ms = |runs: &[Ran]| runs.iter().map(|ran| ran.exec_ms).sum();
+        Ok((ms(&base), ms(&other)))
+    }
 }
 
 impl Judge {
@@ -152,8 +195,7 @@ impl Judge {
         Ok(Workers { processes, base, other })
     }
 
-    /// The times of pairs that count, with the same fresh parameters for both of a pair, until their interval closes,
-    /// there are too many, or the other is far slower. Every output is compared.
+    /// The times of pairs that count, until their interval closes, there are too many, or the other is far slower.
     fn pairs(
         &self,
         query: &Query,
@@ -163,7 +205,8 @@ impl Judge {
         seed: u64,
     ) -> Result<Vec<(f64, f64)>, Stop> {
         let question = self.references[set.data].plan(&query_sql(query, &[])?).map_err(|e| anyhow!(e))?;
-        let (order, rule) = (question.visible_order(), Rule::Exact { rows: workers.base.rows });
+        let rule = Rule::Exact { rows: workers.base.rows };
+        let race = Race { query, set, order: question.visible_order(), rule, other_failed };
         let fixed = self.fixed_params(query, set.data);
         let mut pairs: Vec<(f64, f64)> = Vec::new();
         let mut base_ms = 0.0;
@@ -171,27 +214,9 @@ impl Judge {
             let (mut base_sum, mut other_sum) = (0.0, 0.0);
             for at in 0..SETS {
                 let params = drawn(query, &fixed, seed.wrapping_add((pair * SETS + at) as u64));
-                let stop = limit(LEAST_LIMIT, SLOW, base_ms);
-                let (mut base, mut other) = (Vec::new(), Vec::new());
-                for (side, worker) in workers.processes[at * TURN % ORDER.len()..].iter_mut().take(TURN) {
-                    match side {
-                        Side::Base => {
-                            let ran = worker.run(&params, LONG);
-                            base.push(ran.map_err(|ended| baseline_broke(query, set, &ended))?);
-                        }
-                        Side::Other => {
-                            let ran = worker.run(&params, stop);
-                            other.push(ran.map_err(|ended| other_failed(ended, &params))?);
-                        }
-                    }
-                }
-                let want = &base[0].batch;
-                for got in &other {
-                    let same = compare(&got.batch, want, want.num_columns(), rule, &order, None);
-                    same.map_err(|mismatch| wrong(&mismatch, set, &params))?;
-                }
-                base_sum += base.iter().map(|ran| ran.exec_ms).sum::<f64>();
-                other_sum += other.iter().map(|ran| ran.exec_ms).sum::<f64>();
+                let turn = &mut workers.processes[at * TURN % ORDER.len()..][..TURN];
+                let (base, other) = race.turn(turn, &params, base_ms)?;
+                (base_sum, other_sum) = (base_sum + base, other_sum + other);
             }
             let runs = (SETS * TURN / 2) as f64;
             let times = (base_sum / runs, other_sum / runs);

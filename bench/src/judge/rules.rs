@@ -189,7 +189,7 @@ mod tests {
     fn a_core_in_triton_keeps_all_but_the_hot_phase() {
         let generated = include_str!("../../../tests/snapshots/q06.plan");
         let baseline = text::parse(generated).unwrap();
-        let written = include_str!("../../../kernels/specialized/candidates/q06-core-triton.plan");
+        let written = include_str!("../../../kernels/specialized/triton-core/q06.plan");
         let (_, hot) = written.split_once("/*--- triton ---*/\n").unwrap();
         let plan = generated.replacen("level = \"baseline\"", "level = \"core\"", 1).replacen(
             "\nthreads = \"rows\"",

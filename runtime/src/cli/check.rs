@@ -301,6 +301,10 @@ pub fn compare(
             reference.num_rows()
         )));
     }
+    // Looking at cells one by one is for answers that differ.
+    if ours.columns() == reference.columns() {
+        return Ok(Summary { rows: ours.num_rows(), columns });
+    }
     let (got, want) = (Rows::new(ours)?, Rows::new(reference)?);
     let mut diffs = Diffs { ours, visible, rule, total: 0, cells: Vec::new() };
     for group in ties(&want, rule, &order.keys) {

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::convert::Infallible;
 use std::ops::Range;
 
-use dkb_kernels::Elem;
+use dkb_kernels::{Elem, SortKey};
 
 use super::result::RawColumn;
 use crate::table::{split, workers};
@@ -25,7 +25,12 @@ pub(crate) struct Key<'a> {
     pub(crate) nulls_first: bool,
 }
 
-impl Key<'_> {
+impl<'a> Key<'a> {
+    /// A plan's sort key over its column, or over what stands in for that.
+    pub(crate) fn new(key: &SortKey, column: RawColumn<'a>) -> Key<'a> {
+        Key { column, descending: key.descending, nulls_first: key.nulls_first }
+    }
+
     /// Compares two rows; smaller comes first.
     fn compare(&self, a: usize, b: usize) -> Ordering {
         let column = &self.column;
@@ -128,14 +133,26 @@ pub(crate) fn select(rows: usize, keys: &[Key], offset: u64, limit: Option<u64>)
         let fit = fields.iter().take_while(|f| room.checked_sub(f.bits).map(|left| room = left).is_some());
         let (packed, rest) = keys.split_at(fit.count());
         let compare = |a: &(u128, u32), b: &(u128, u32)| {
-            let rest = || rest.iter().map(|key| key.compare(a.1 as usize, b.1 as usize));
-            a.0.cmp(&b.0).then_with(|| rest().find(|o| o.is_ne()).unwrap_or(Ordering::Equal))
+            a.0.cmp(&b.0).then_with(|| compare(rest, a.1 as usize, b.1 as usize))
         };
         let item = |packed: u128, row: usize| (packed, row as u32);
         let items = smallest(rows, wanted.end, &fields[..packed.len()], item, compare);
         items.into_iter().map(|(_, row)| row).collect()
     };
     sorted[wanted.start..].to_vec()
+}
+
+/// The rows that can be among the first `wanted` whatever keys follow `keys`, in any order: those that are by these, and
+/// all that tie with the last of them.
+pub(crate) fn leading(rows: usize, keys: &[Key], wanted: usize) -> Vec<u32> {
+    let first = select(rows, keys, 0, Some(wanted as u64));
+    let Some(&last) = first.last() else { return first };
+    (0..rows as u32).filter(|row| compare(keys, *row as usize, last as usize).is_le()).collect()
+}
+
+/// Compares two rows by several keys.
+fn compare(keys: &[Key], a: usize, b: usize) -> Ordering {
+    keys.iter().map(|key| key.compare(a, b)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
 }
 
 /// Which of the sorted rows are kept.
@@ -330,6 +347,16 @@ mod unit_tests {
                 assert_eq!(some, all[offset as usize..end], "{offset} {limit}");
             }
         }
+    }
+
+    #[test]
+    fn leading_rows_are_the_first_and_their_ties() {
+        let column = Column::ints(&[3, 1, 2, 2, 9, 2, 0], Some(vec![1, 1, 1, 1, 0, 1, 1]));
+        let key = [column.key(false, true)];
+        assert_eq!(leading(7, &key, 4), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(leading(7, &key, 1), [4]);
+        assert!(leading(7, &key, 0).is_empty());
+        assert_eq!(leading(7, &key, 9).len(), 7);
     }
 
     #[test]

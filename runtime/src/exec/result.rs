@@ -14,12 +14,12 @@ use arrow::array::{
 use arrow::buffer::{BooleanBuffer, NullBuffer, OffsetBuffer};
 use arrow::datatypes::{Field, Schema};
 use arrow::record_batch::RecordBatch;
-use dkb_kernels::{Elem, ResultColumn, SqlType};
+use dkb_kernels::{Elem, ResultColumn, SortKey, SqlType};
 
 use super::Error;
 use super::buffers::{Slab, Use};
 use super::columns::Store;
-use super::finish::{Key, Ranks, range, select};
+use super::finish::{Key, Ranks, leading, range, select};
 use super::narrow;
 use super::schedule::{Copies, Machine, Worker};
 use crate::device::{Download, sanitizing};
@@ -270,6 +270,48 @@ impl Downloaded<'_> {
         Ok(data)
     }
 
+    /// Orders and limits what has been downloaded: `near` of the result's `total` rows, or all of them. Gives the rows
+    /// that are kept, and puts the text that the order needs in `fetched`, by result column.
+    fn order(
+        &mut self,
+        mut near: Option<Vec<u32>>,
+        total: usize,
+        fetched: &mut [Option<Fetched>],
+    ) -> Result<Vec<u32>, Error> {
+        let plan = &self.machine.env.program.plan;
+        let (specs, finish) = (&plan.result.columns, &plan.finish);
+        let end = range(total, finish.offset, finish.limit).end;
+        let mut count = near.as_ref().map_or(total, Vec::len);
+        let place = |near: &Option<Vec<u32>>, rows: Vec<u32>| match near {
+            Some(near) => rows.into_iter().map(|row| near[row as usize]).collect(),
+            None => rows,
+        };
+        // Text is looked up only of rows that what orders before it leaves.
+        let before = finish.order_by.iter().take_while(|key| specs[key.column].fetch.is_none()).count();
+        if (1..finish.order_by.len()).contains(&before) && end < count {
+            let keys = finish.order_by[..before].iter().map(|key| Key::new(key, self.column(key.column)));
+            let rows = leading(count, &keys.collect::<Vec<_>>(), end);
+            self.keep(&rows);
+            count = rows.len();
+            near = Some(place(&near, rows));
+        }
+        for SortKey { column, .. } in &finish.order_by {
+            if let Some(source) = &specs[*column].fetch {
+                fetched[*column] =
+                    Some(Fetched::new(self.machine.store, source, self.column(*column), count)?);
+            }
+        }
+        let ranks = |key: &SortKey| fetched[key.column].as_ref().map(|texts| Ranks::new(&texts.all()));
+        let ranks: Vec<Option<Ranks>> = finish.order_by.iter().map(ranks).collect();
+        let keys = finish.order_by.iter().zip(&ranks).map(|(key, ranks)| {
+            Key::new(key, ranks.as_ref().map_or_else(|| self.column(key.column), Ranks::column))
+        });
+        let selected = select(count, &keys.collect::<Vec<_>>(), finish.offset, finish.limit);
+        self.keep(&selected);
+        fetched.iter_mut().flatten().for_each(|texts| texts.keep(&selected));
+        Ok(place(&near, selected))
+    }
+
     /// Drops all rows but the given ones of what has been downloaded.
     fn keep(&mut self, selected: &[u32]) {
         for buffer in 0..self.data.len() {
@@ -364,26 +406,12 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
     }
 
     let started = Instant::now();
+    let mut fetched: Vec<Option<Fetched>> = specs.iter().map(|_| None).collect();
     if !finish.order_by.is_empty() || wanted != (0..total) {
-        let count = narrowed.as_ref().map_or(total, Vec::len);
-        let ranks = |column: usize| {
-            let Some(source) = &specs[column].fetch else { return Ok(None) };
-            let texts = Fetched::new(store, source, result.column(column), count)?;
-            Ok(Some(Ranks::new(&(0..count).map(|row| texts.get(row)).collect::<Vec<_>>())))
-        };
-        let ranks = ordering().map(ranks).collect::<Result<Vec<Option<Ranks>>, Error>>()?;
-        let keys = finish.order_by.iter().zip(&ranks).map(|(key, ranks)| Key {
-            column: ranks.as_ref().map_or_else(|| result.column(key.column), Ranks::column),
-            descending: key.descending,
-            nulls_first: key.nulls_first,
-        });
-        let selected = select(count, &keys.collect::<Vec<_>>(), finish.offset, finish.limit);
-        result.keep(&selected);
-        let of = |at: u32| narrowed.as_ref().map_or(at, |rows| rows[at as usize]);
-        let selected: Vec<u32> = selected.into_iter().map(of).collect();
+        let selected = result.order(narrowed, total, &mut fetched)?;
         result.add(kept.clone(), Some(&selected))?;
     }
-    let build = |at: usize| array(store, &specs[at], result.column(at), wanted.len());
+    let build = |at: usize| array(store, &specs[at], result.column(at), fetched[at].as_ref(), wanted.len());
     // Text in files is decoded when it is asked for: that of all columns beside each other.
     let arrays = match store.streams() && specs[kept.clone()].iter().any(|spec| spec.fetch.is_some()) {
         true => workers::map(kept.clone().collect(), build)?,
@@ -398,7 +426,14 @@ pub(crate) fn answer(machine: &Machine, rows: &[usize], copies: &[Copies]) -> Re
     Ok(Answer { batch, rows: total, finish_ms: started.elapsed().as_secs_f64() * 1e3 })
 }
 
-fn array(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> Result<ArrayRef, Error> {
+/// A result column as an Arrow array. `fetched` is its text, where the order needed that.
+fn array(
+    store: &Store,
+    spec: &ResultColumn,
+    column: RawColumn,
+    fetched: Option<&Fetched>,
+    rows: usize,
+) -> Result<ArrayRef, Error> {
     let wrong = |value: i128| {
         Err(Error::Execution(format!("result column `{}`: {value} is no {}", spec.name, spec.ty)))
     };
@@ -441,15 +476,15 @@ fn array(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> 
             Arc::new(Float32Array::new(values.into(), nulls))
         }
         SqlType::Float64 => Arc::new(Float64Array::new(column.floats(rows).into(), nulls)),
-        SqlType::Utf8 => Arc::new(texts(store, spec, column, rows)?),
+        SqlType::Utf8 => Arc::new(match (&spec.fetch, fetched) {
+            (_, Some(fetched)) => fetched.all().into_iter().collect(),
+            (Some(source), None) => Fetched::new(store, source, column, rows)?.all().into_iter().collect(),
+            (None, None) => texts(store, spec, column, rows)?,
+        }),
     })
 }
 
 fn texts(store: &Store, spec: &ResultColumn, column: RawColumn, rows: usize) -> Result<StringArray, Error> {
-    if let Some(source) = &spec.fetch {
-        let fetched = Fetched::new(store, source, column, rows)?;
-        return Ok((0..rows).map(|row| fetched.get(row)).collect());
-    }
     // Texts are put one after another as bytes, and checked to be UTF-8 in one go.
     let (mut bytes, mut ends) = (Vec::with_capacity(rows * 16), Vec::with_capacity(rows + 1));
     ends.push(0usize);
@@ -533,8 +568,14 @@ impl Fetched {
         Ok(Fetched { texts, index })
     }
 
-    fn get(&self, row: usize) -> Option<&str> {
-        let at = self.index[row]?;
-        self.texts.is_valid(at).then(|| self.texts.value(at))
+    /// The texts of all rows.
+    fn all(&self) -> Vec<Option<&str>> {
+        let text = |at: usize| self.texts.is_valid(at).then(|| self.texts.value(at));
+        self.index.iter().map(|at| at.and_then(text)).collect()
+    }
+
+    /// Drops all rows but the given ones.
+    fn keep(&mut self, rows: &[u32]) {
+        self.index = rows.iter().map(|row| self.index[*row as usize]).collect();
     }
 }
