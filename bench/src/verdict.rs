@@ -135,3 +135,41 @@ pub struct PaperTiming {
     /// Whether it would be accepted.
     pub accepted: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn specialised_plans_are_those_that_were_accepted() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for (folder, suffix, least) in
+            [("", "", 21), ("triton", "-triton", 8), ("triton-core", "-core-triton", 1)]
+        {
+            let files = std::fs::read_dir(root.join("kernels/specialized").join(folder)).unwrap();
+            let plans: Vec<_> = files
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.extension().is_some_and(|e| e == "plan"))
+                .collect();
+            assert!(plans.len() >= least, "{folder}: {plans:?}");
+            for path in plans {
+                let name = format!("{}{suffix}.json", path.file_stem().unwrap().to_str().unwrap());
+                let kept =
+                    std::fs::read(root.join("bench/results/2026-11-30-h200/judge").join(name)).unwrap();
+                let verdict: Verdict = serde_json::from_slice(&kept).unwrap();
+                let sha = Sha256::digest(std::fs::read(&path).unwrap());
+                let sha: String = sha.iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(
+                    (verdict.outcome, verdict.plan_sha256),
+                    (Outcome::Accepted, sha),
+                    "{}",
+                    path.display()
+                );
+            }
+        }
+    }
+}

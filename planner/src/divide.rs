@@ -48,8 +48,9 @@ pub(crate) struct Touch {
     pub(crate) keys: Option<KeyRange>,
 }
 
-/// What the phases do with buffers and states; buffers and phases by their numbers.
+/// What the phases do with buffers and states. Buffers are numbers here: schedules are tried by the hundred.
 struct Uses<'a> {
+    /// By name of a buffer.
     numbers: HashMap<&'a str, usize>,
     /// By phase, the buffers that its kernels refer to.
     mentions: Vec<BTreeSet<usize>>,
@@ -206,9 +207,9 @@ impl Emitter<'_> {
             touches: self
                 .phases
                 .iter()
-                .map(|p| touches.remove(p.name.as_str()).unwrap_or_default())
+                .map(|p| touches.get(p.name.as_str()).cloned().unwrap_or_default())
                 .collect(),
-            makers: vec![None; numbers.len()],
+            makers: vec![None; self.buffers.len()],
             numbers,
         };
         for (k, phase) in self.phases.iter().enumerate() {
