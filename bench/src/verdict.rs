@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// Rounds of a trajectory at most (the paper's R_max).
 pub const MOST_ROUNDS: u32 = 10;
@@ -136,11 +137,14 @@ pub struct PaperTiming {
     pub accepted: bool,
 }
 
+/// A verdict's name for a candidate's text: [`Verdict::plan_sha256`].
+pub(crate) fn plan_sha256(candidate: &str) -> String {
+    Sha256::digest(candidate).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-
-    use sha2::{Digest, Sha256};
 
     use super::*;
 
@@ -161,8 +165,7 @@ mod tests {
                 let kept =
                     std::fs::read(root.join("bench/results/2026-11-30-h200/judge").join(name)).unwrap();
                 let verdict: Verdict = serde_json::from_slice(&kept).unwrap();
-                let sha = Sha256::digest(std::fs::read(&path).unwrap());
-                let sha: String = sha.iter().map(|byte| format!("{byte:02x}")).collect();
+                let sha = plan_sha256(&std::fs::read_to_string(&path).unwrap());
                 assert_eq!(
                     (verdict.outcome, verdict.plan_sha256),
                     (Outcome::Accepted, sha),

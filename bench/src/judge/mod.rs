@@ -24,7 +24,6 @@ use dkb_kernels::{Plan, text};
 use dkb_runtime::cli::reference::Reference;
 use dkb_runtime::table::DataSet;
 use dkb_runtime::tpch::workload::{self, Query};
-use sha2::{Digest, Sha256};
 
 pub use worker::{Machine, SUBCOMMAND as WORKER, main as worker_main};
 
@@ -37,7 +36,7 @@ use worker::{Kind, Open, Opened, Program, Purpose};
 
 use crate::prompt::{Facts, compose};
 use crate::synthesize::{Block, Framework, Level};
-use crate::verdict::{Environment, Outcome, PaperTiming, Timing, Verdict};
+use crate::verdict::{Environment, Outcome, PaperTiming, Timing, Verdict, plan_sha256};
 
 /// A time that no generated plan needs.
 const LONG: Duration = Duration::from_secs(600);
@@ -227,14 +226,13 @@ impl Judge {
         if !more.is_empty() {
             feedback = format!("{feedback}\n{more}");
         }
-        let sha = Sha256::digest(candidate);
         Ok(Verdict {
             outcome,
             reason,
             feedback,
             timing: found.timing,
             paper: found.paper,
-            plan_sha256: sha.iter().map(|byte| format!("{byte:02x}")).collect(),
+            plan_sha256: plan_sha256(candidate),
             checks: found.checks,
         })
     }
